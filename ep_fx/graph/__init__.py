@@ -1,0 +1,23 @@
+"""The graph that passes rewrite and rules read: nodes, roles, aliases, Manifest, passes."""
+from ep_fx.graph.aliases import alias_root, alias_sources, aliases_of
+from ep_fx.graph.info import NodeInfo, Phase, copy_info, info_of, is_backward, set_info
+from ep_fx.graph.manifest import (
+    DATA_DIMS,
+    MESH_DIMS,
+    BufferSpec,
+    Layout,
+    Manifest,
+    MeshSpec,
+    ParameterSpec,
+    RegionSpec,
+)
+from ep_fx.graph.parallel_graph import ParallelGraph
+from ep_fx.graph.passes import Pass, PassError, PassManager, PassRecord
+from ep_fx.graph.roles import Role, is_collective, is_effect, is_mutation, role_of, target_name
+
+__all__ = [
+    "DATA_DIMS", "MESH_DIMS", "BufferSpec", "Layout", "Manifest", "MeshSpec", "NodeInfo", "ParallelGraph",
+    "ParameterSpec", "Pass", "PassError", "PassManager", "PassRecord", "Phase", "RegionSpec", "Role",
+    "alias_root", "alias_sources", "aliases_of", "copy_info", "info_of", "is_backward", "is_collective", "is_effect",
+    "is_mutation", "role_of", "set_info", "target_name",
+]
