@@ -1,0 +1,50 @@
+# `make` or `make help` lists the targets. Everything runs in $(VENV), which `make env` fills with the versions pinned
+# in constraints.txt.
+PYTHON ?= python3
+VENV   ?= .venv
+ARGS   ?=
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+EXTRAS := hf,viz,test,dev
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo test test-all lint golden bench docs clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@printf '\n  variables: PYTHON=%s VENV=%s ARGS="more arguments for the command", e.g. make test ARGS="-k fsdp -x"\n' '$(PYTHON)' '$(VENV)'
+
+env: $(STAMP)  ## make .venv with the package and all pinned tools (once; again when the pins change)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("ep_fx needs Python 3.11 or newer; $(PYTHON) is %d.%d: make env PYTHON=python3.11" % v[:2])'
+	@$(PYTHON) -m venv $(VENV) || { echo 'make env: "$(PYTHON) -m venv $(VENV)" failed, see above (Debian: apt-get install python3-venv)' >&2; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]' || { echo 'make env: pip could not install the pinned versions into $(VENV), see above' >&2; exit 1; }
+	@touch $@
+
+demo: env  ## a tiny MoE on 4 local ranks: transform, verify, picture, train
+	$(BIN)/python examples/demo.py $(ARGS)
+
+test: env  ## the default suite, no device needed; budget: 6 minutes on 2 cores
+	$(BIN)/python -m pytest -q -m "not slow and not gpu" $(ARGS)
+
+test-all: env  ## everything, slow tests too (and GPU tests where there is one); budget: 30 minutes
+	$(BIN)/python -m pytest -q $(ARGS)
+
+lint: env  ## ruff, mypy --strict, and the layers (import-linter)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+golden: env  ## rewrite the golden files after a wished change of the graph's text; read the diff
+	$(BIN)/python -m pytest -q -m golden --update-golden $(ARGS)
+
+bench: env  ## the benchmarks; writes a table to standard output
+	$(BIN)/python -m benchmarks $(ARGS)
+
+docs: env  ## regenerate the parts of docs/ that come from the graph
+	$(BIN)/python -m docs.generate $(ARGS)
+
+clean:  ## remove .venv, caches and build outputs
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
