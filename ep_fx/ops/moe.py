@@ -1,0 +1,65 @@
+"""`moe`: the explicit form of an MoE layer, eager in plain PyTorch and a dispatch / combine region under capture."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple, cast
+
+import torch
+
+
+class _Region(NamedTuple):
+    name: str
+    ep_size: int
+    num_experts: int | None
+
+
+_CURRENT: ContextVar[_Region] = ContextVar("ep_fx_region", default=_Region("eager", 1, None))
+
+
+@contextmanager
+def region(name: str, ep_size: int, num_experts: int) -> Iterator[None]:
+    """While open, `moe` belongs to the experts called `name`, split over `ep_size` ranks."""
+    token = _CURRENT.set(_Region(name, ep_size, num_experts))
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def moe(
+    x: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    experts_fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    num_experts: int,
+) -> torch.Tensor:
+    """Sends each token to its experts and adds up their weighted answers.
+
+    Args:
+        x: tokens [T, D].
+        topk_ids: experts of each token [T, K], integers; `num_experts` means "no expert".
+        topk_weights: weight of each choice [T, K].
+        experts_fn: ``(rows [R, D] in expert order, tokens_per_expert [E_local]) -> [R, D]``, row by row.
+        num_experts: number of experts over all ranks.
+
+    Returns:
+        [T, D] in the dtype of `x`.
+
+    Raises:
+        ValueError: shapes that do not fit, or another `num_experts` than the module's.
+    """
+    name, ep_size, declared = _CURRENT.get()
+    if x.dim() != 2 or topk_ids.dim() != 2 or topk_ids.shape != topk_weights.shape:
+        raise ValueError(
+            f"moe: expected x [T, D], topk_ids and topk_weights [T, K], got {tuple(x.shape)}, {tuple(topk_ids.shape)} "
+            f"and {tuple(topk_weights.shape)}"
+        )
+    if declared is not None and declared != num_experts:
+        raise ValueError(f"{name}: moe was called with num_experts {num_experts}, the module has {declared}")
+    ops = torch.ops.ep_fx
+    rows, counts, order = ops.permute(x, topk_ids, num_experts)
+    routed, _, counts, indices, splits = ops.dispatch(rows, counts, None, ep_size, name)
+    back = ops.combine(experts_fn(routed, counts), indices, splits, rows.shape[0], name)
+    return cast(torch.Tensor, ops.unpermute(back, order, topk_weights))

@@ -1,0 +1,105 @@
+"""Parameters of one unit, from shards to whole and back: gather, free, and the forms of uneven cuts.
+
+    [pad_shard] unshard unshard_wait getitem [assemble] ... reshard
+
+For equal cuts along dim 0 what unshard_wait gives IS the parameter: nothing is packed or copied. `reshard` frees the
+memory of every view of its arguments; it mutates, so no clean-up drops it. Calls operators of the private namespace
+``_c10d_functional``.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+import torch.distributed._functional_collectives  # noqa: F401  defines _c10d_functional
+from torch import Tensor
+
+from ep_fx.ops.library import register
+
+
+def _pad_shard(shard: Tensor, dim: int, size: int) -> Tensor:
+    if shard.shape[dim] == size:
+        return shard
+    padded = shard.new_zeros(_resized(shard, dim, size))
+    padded.narrow(dim, 0, shard.shape[dim]).copy_(shard)
+    return padded
+
+
+def _pad_shard_fake(shard: Tensor, dim: int, size: int) -> Tensor:
+    return shard if shard.shape[dim] == size else shard.new_empty(_resized(shard, dim, size))
+
+
+def _resized(tensor: Tensor, dim: int, size: int) -> list[int]:
+    shape = list(tensor.shape)
+    shape[dim] = size
+    return shape
+
+
+def _unshard(shards: Sequence[Tensor], world_size: int, group: str) -> list[Tensor]:
+    gather = torch.ops._c10d_functional.all_gather_into_tensor_coalesced
+    return cast(list[Tensor], gather([shard.contiguous() for shard in shards], world_size, group))
+
+
+def _unshard_fake(shards: Sequence[Tensor], world_size: int, group: str) -> list[Tensor]:
+    return [shard.new_empty([world_size * shard.shape[0], *shard.shape[1:]]) for shard in shards]
+
+
+def wait_all(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Waits for every one of `tensors` and returns them."""
+    return [torch.ops._c10d_functional.wait_tensor(tensor) for tensor in tensors]
+
+
+def same_all(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Fake kernel of a wait."""
+    return list(tensors)
+
+
+def _blocks(stacked: Tensor, dim: int, sizes: Sequence[int]) -> list[Tensor]:
+    """The part of each rank's padded block that holds data, as views."""
+    blocks = stacked.view(len(sizes), stacked.shape[0] // len(sizes), *stacked.shape[1:])
+    return [block.narrow(dim, 0, size) for block, size in zip(blocks.unbind(0), sizes, strict=True)]
+
+
+def _assemble(gathered: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    return torch.cat(_blocks(gathered, dim, sizes), dim)
+
+
+def _assemble_fake(gathered: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    shape = [gathered.shape[0] // len(sizes), *gathered.shape[1:]]
+    shape[dim] = sum(sizes)
+    return gathered.new_empty(shape)
+
+
+def _disassemble(grad: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    stacked = grad.new_zeros(_stacked_shape(grad, dim, sizes))
+    for block, part in zip(_blocks(stacked, dim, sizes), grad.split(list(sizes), dim), strict=True):
+        block.copy_(part)
+    return stacked
+
+
+def _disassemble_fake(grad: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    return grad.new_empty(_stacked_shape(grad, dim, sizes))
+
+
+def _stacked_shape(grad: Tensor, dim: int, sizes: Sequence[int]) -> list[int]:
+    shape = _resized(grad, dim, max(sizes))
+    shape[0] *= len(sizes)
+    return shape
+
+
+def _reshard(parameters: Sequence[Tensor]) -> None:
+    for parameter in parameters:
+        parameter.untyped_storage().resize_(0)
+
+
+def _reshard_fake(parameters: Sequence[Tensor]) -> None:
+    return None
+
+
+register("pad_shard(Tensor(a) shard, int dim, int size) -> Tensor(a)", _pad_shard, _pad_shard_fake)
+register("unshard(Tensor[] shards, int world_size, str group) -> Tensor[]", _unshard, _unshard_fake)
+register("unshard_wait(Tensor(a)[] gathered) -> Tensor(a)[]", wait_all, same_all)
+register("assemble(Tensor gathered, int dim, int[] sizes) -> Tensor", _assemble, _assemble_fake)
+register("reshard(Tensor(a!)[] parameters) -> ()", _reshard, _reshard_fake)
+register("disassemble(Tensor grad, int dim, int[] sizes) -> Tensor", _disassemble, _disassemble_fake)
