@@ -8,6 +8,7 @@ accelerator the native path never waits for the device. The gradient of `weight`
 """
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,6 +19,11 @@ from ep_fx.ops.library import accumulation_dtype, register
 
 _NATIVE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ALIGNMENT = 16
+
+
+def _check_dtypes(x: Tensor, weight: Tensor) -> None:
+    if x.dtype != weight.dtype:
+        raise TypeError(f"ep_fx.grouped_mm: x and weight need one dtype, got {x.dtype} and {weight.dtype}")
 
 
 def _is_native(x: Tensor, weight: Tensor) -> bool:
@@ -53,6 +59,15 @@ def _clear_tail(y: Tensor, offsets: Tensor) -> Tensor:
     return y.masked_fill_((torch.arange(y.shape[0], device=y.device) >= offsets[-1]).unsqueeze(1), 0)
 
 
+def _segments(offsets: Tensor, rows: int) -> Iterator[tuple[int, slice]]:
+    """Each expert that has rows, with them; waits for the device unless there are none at all."""
+    start = 0
+    for expert, end in enumerate(offsets.tolist() if rows else ()):
+        if end > start:
+            yield expert, slice(start, end)
+        start = end
+
+
 def _multiply(x: Tensor, weight: Tensor, offsets: Tensor, transposed: bool) -> Tensor:
     """``x_e @ weight_e``, or ``x_e @ weight_e.T``; zeros behind the last row."""
     if _is_native(x, weight):
@@ -60,10 +75,8 @@ def _multiply(x: Tensor, weight: Tensor, offsets: Tensor, transposed: bool) -> T
         product = F.grouped_mm(_plain(x), weight.mT if transposed else weight, offs=offsets.int())
         return _clear_tail(product, offsets)
     y = x.new_zeros((x.shape[0], weight.shape[1] if transposed else weight.shape[2]))
-    start = 0
-    for expert, end in enumerate(offsets.tolist()):
-        torch.mm(x[start:end], weight[expert].mT if transposed else weight[expert], out=y[start:end])
-        start = end
+    for expert, rows in _segments(offsets, x.shape[0]):
+        torch.mm(x[rows], weight[expert].mT if transposed else weight[expert], out=y[rows])
     return y
 
 
@@ -72,10 +85,8 @@ def _outer(left: Tensor, right: Tensor, offsets: Tensor, native: bool) -> Tensor
     if native:
         return F.grouped_mm(_plain(left).t(), _plain(right), offs=offsets.int())
     result = left.new_zeros((offsets.shape[0], left.shape[1], right.shape[1]))
-    start = 0
-    for expert, end in enumerate(offsets.tolist()):
-        torch.mm(left[start:end].t(), right[start:end], out=result[expert])
-        start = end
+    for expert, rows in _segments(offsets, left.shape[0]):
+        torch.mm(left[rows].t(), right[rows], out=result[expert])
     return result
 
 
@@ -85,6 +96,7 @@ def _row_experts(offsets: Tensor, rows: int) -> Tensor:
 
 
 def _grouped_mm(x: Tensor, weight: Tensor, tokens_per_expert: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
+    _check_dtypes(x, weight)
     offsets = _offsets(tokens_per_expert, x.shape[0])
     y = _multiply(x, weight, offsets, transposed)
     if bias is None:
@@ -96,6 +108,7 @@ def _grouped_mm(x: Tensor, weight: Tensor, tokens_per_expert: Tensor, bias: Tens
 def _grouped_mm_fake(
     x: Tensor, weight: Tensor, tokens_per_expert: Tensor, bias: Tensor | None, transposed: bool
 ) -> Tensor:
+    _check_dtypes(x, weight)
     return x.new_empty([x.shape[0], weight.shape[1] if transposed else weight.shape[2]])
 
 

@@ -34,7 +34,7 @@ def _ungroup_fake(x: Tensor, permuted_indices: Tensor) -> Tensor:
 
 
 def _send_rows(x: Tensor, splits: Sequence[int]) -> Tensor:
-    return x[: sum(splits)].contiguous()
+    return x.narrow(0, 0, sum(splits)).contiguous()
 
 
 def _send_rows_fake(x: Tensor, splits: Sequence[int]) -> Tensor:

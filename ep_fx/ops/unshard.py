@@ -3,8 +3,8 @@
     [pad_shard] unshard unshard_wait getitem [assemble] ... reshard
 
 For equal cuts along dim 0 what unshard_wait gives IS the parameter: nothing is packed or copied. `reshard` frees the
-memory of every view of its arguments; it mutates, so no clean-up drops it. Calls operators of the private namespace
-``_c10d_functional``.
+memory of every view of its arguments; it mutates, so no clean-up drops it. Called without autograd. Calls operators of
+the private namespace ``_c10d_functional``, which ``torch.distributed._functional_collectives`` defines.
 """
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import cast
 
 import torch
-import torch.distributed._functional_collectives  # noqa: F401  defines _c10d_functional
+import torch.distributed._functional_collectives
 from torch import Tensor
 
 from ep_fx.ops.library import register
@@ -72,8 +72,11 @@ def _assemble_fake(gathered: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
 
 
 def _disassemble(grad: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    parts = torch.split(grad, list(sizes), dim)
+    if min(sizes) == max(sizes):
+        return torch.cat(parts)
     stacked = grad.new_zeros(_stacked_shape(grad, dim, sizes))
-    for block, part in zip(_blocks(stacked, dim, sizes), grad.split(list(sizes), dim), strict=True):
+    for block, part in zip(_blocks(stacked, dim, sizes), parts, strict=True):
         block.copy_(part)
     return stacked
 
