@@ -1,0 +1,113 @@
+"""Table of the collectives of a graph: what moves, over which mesh dimensions, how often, how many bytes.
+
+    direction  collective       over      count  bytes a rank
+    forward    unshard          fsdp,ep       4  1.2 MiB
+    forward    dispatch         ep            2  512*R
+
+Bytes are those of the larger side on one rank. ``R`` stands for a number of rows known only at run time; each
+region has its own.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sympy
+from torch import fx
+
+from ep_fx.graph.info import Phase, info_of
+from ep_fx.graph.parallel_graph import ParallelGraph
+from ep_fx.graph.places import Places, group_argument
+from ep_fx.graph.roles import Role, is_collective, role_of
+from ep_fx.graph.texts import group_text
+from ep_fx.graph.values import Size, SymbolNames, bytes_of, bytes_text
+
+_ROWS = sympy.Symbol("R", integer=True, nonnegative=True)
+
+
+@dataclass(frozen=True)
+class CollectiveRow:
+    """Collectives of one kind in one direction.
+
+    Args:
+        phase: direction.
+        kind: ``unshard``, ``dispatch counts``, ``dispatch``, ``combine``, ``reduce_grad``, ...
+        dims: mesh dimensions of the group, ``"fsdp,ep"``.
+        count: how many.
+        bytes: bytes of all of them on one rank, where known.
+        formula: the same as text, in rows ``R`` and sizes ``s0, s1, ..`` where they are known only at run time.
+    """
+
+    phase: Phase
+    kind: str
+    dims: str
+    count: int
+    bytes: int | None
+    formula: str
+
+
+def summarise(graph: ParallelGraph) -> tuple[CollectiveRow, ...]:
+    """One row for each kind of collective, direction and group, in order of first appearance."""
+    places, symbols = Places(graph), SymbolNames(graph)
+    found: dict[tuple[Phase, str, str], list[Size | None]] = {}
+    for node in graph:
+        if is_collective(node):
+            dims = group_text(group_argument(node) or "?", graph.manifest.mesh)
+            key = (info_of(node).phase, collective_kind(node, places), dims)
+            found.setdefault(key, []).append(_moved(node, symbols))
+    ordered = sorted(found.items(), key=lambda item: item[0][0] is Phase.BACKWARD)
+    return tuple(_row(*key, sizes) for key, sizes in ordered)
+
+
+def collective_kind(node: fx.Node, places: Places) -> str:
+    """What a collective is for: the name of its operator, or the part of a region's exchange that it is."""
+    part = places.exchange_part(node)
+    if part is None:
+        return role_of(node).value.split("::")[-1] if role_of(node) is not Role.OTHER else str(node.target)
+    return f"{places[node].action.value} {part}" if part == "counts" else places[node].action.value
+
+
+def format_summary(rows: Sequence[CollectiveRow]) -> str:
+    """The rows as an aligned text table."""
+    cells = [("direction", "collective", "over", "count", "bytes a rank")]
+    cells += [(r.phase.value, r.kind, r.dims, str(r.count), _amount(r)) for r in rows]
+    widths = [max(len(row[i]) for row in cells) for i in range(5)]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]]) + "\n"
+
+
+def _amount(row: CollectiveRow) -> str:
+    return row.formula if row.bytes is None else bytes_text(row.bytes)
+
+
+def _moved(node: fx.Node, symbols: SymbolNames) -> Size | None:
+    """Bytes of a collective's larger side: the gathered result of a gather, the argument of everything else."""
+    if role_of(node) is Role.UNSHARD:
+        size = bytes_of(node.meta.get("val"))
+    else:
+        size = bytes_of(fx.map_arg(node.args[0], lambda n: n.meta.get("val")))
+    return None if size is None else symbols.rename(size)
+
+
+def _row(phase: Phase, kind: str, dims: str, sizes: list[Size | None]) -> CollectiveRow:
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes):
+        return CollectiveRow(phase, kind, dims, len(sizes), None, "unknown")
+    total = sympy.sympify(sum(known))
+    if total.is_number:
+        return CollectiveRow(phase, kind, dims, len(sizes), int(total), str(int(total)))
+    return CollectiveRow(phase, kind, dims, len(sizes), None, str(_in_rows(known)))
+
+
+def _in_rows(sizes: Sequence[Size]) -> Size:
+    """The sum of `sizes`, with R for the number of rows of each where that is known only at run time."""
+    total: Size = 0
+    for size in sizes:
+        value = sympy.expand(size)
+        unknown = sorted((s for s in value.free_symbols if s.name.startswith("u")), key=str)
+        factors = {value.coeff(symbol) for symbol in unknown}
+        if len(factors) == 1:
+            factor = factors.pop()
+            value = value - factor * sum(unknown) + factor * _ROWS
+        total = total + value
+    return total
