@@ -88,4 +88,5 @@ def is_effect(node: fx.Node) -> bool:
     """Whether `node` must survive clean-up though nobody reads it: collectives, in-place writes, boundaries."""
     if node.op in ("placeholder", "output"):
         return True
-    return is_collective(node) or is_mutation(node) or role_of(node) is Role.CONTEXT
+    asserts = target_name(node).startswith("aten::_assert_async")
+    return is_collective(node) or is_mutation(node) or asserts or role_of(node) is Role.CONTEXT

@@ -1,0 +1,180 @@
+"""From a raw trace to a clean `ParallelGraph` with its Manifest.
+
+    before   arg0_1, arg1_1, ...; detach chains; cat([empty cache, x]); tangent markers; get_attr constants
+    after    named placeholders (parameters, buffers, inputs, tangents), named regions, phases, no dead node
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ep_fx.capture.experts import Experts
+from ep_fx.capture.joint import Trace
+from ep_fx.capture.marker import TANGENT
+from ep_fx.capture.names import node_infos
+from ep_fx.graph import (
+    BufferSpec,
+    Manifest,
+    NodeInfo,
+    ParallelGraph,
+    ParameterSpec,
+    Phase,
+    RegionSpec,
+    Role,
+    alias_root,
+    is_mutation,
+    set_info,
+)
+
+aten = torch.ops.aten
+_IDENTITY = (aten.detach.default, aten.lift_fresh.default)
+
+
+def build_graph(
+    trace: Trace, parameters: Sequence[ParameterSpec], buffers: Sequence[str], experts: Sequence[Experts], manifest: Manifest
+) -> ParallelGraph:
+    """The clean graph of `trace`.
+
+    Args:
+        parameters: in trace order.
+        buffers: names in trace order.
+        experts: the experts that were installed.
+        manifest: what is known before the trace: mesh and policies; returned completed in the graph.
+    """
+    nodes = list(trace.module.graph.nodes)
+    boundary = next((i for i, n in enumerate(nodes) if n.target is TANGENT), len(nodes))
+    infos = node_infos(nodes, boundary)
+    graph, env = fx.Graph(), dict[fx.Node, Any]()
+    names = _placeholder_names(parameters, buffers, trace)
+    for node, name in zip([n for n in nodes if n.op == "placeholder"], names, strict=True):
+        env[node] = _placeholder(graph, name, node)
+    tangents = [n for n in nodes if n.target is TANGENT]
+    for index, node in enumerate(tangents):
+        env[node] = _placeholder(graph, f"tangent_{index}", node, Phase.BACKWARD)
+    for node in nodes:
+        if node not in env and node.op != "output":
+            env[node] = _copy(graph, node, env, infos[node], trace.module)
+    output = next(n for n in nodes if n.op == "output")
+    result = fx.node.map_arg(output.args[0], lambda n: env[n])
+    graph.output(tuple(tuple(part) for part in result))
+    constants = {str(n.target): getattr(trace.module, str(n.target)) for n in graph.nodes if n.op == "get_attr"}
+    built = ParallelGraph(graph, manifest, constants)
+    built.manifest = _complete(built, manifest, trace, parameters, buffers, experts, names, len(tangents))
+    built.remove_dead_code()
+    return built
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"\W", "_", name)
+
+
+def _placeholder_names(parameters: Sequence[ParameterSpec], buffers: Sequence[str], trace: Trace) -> list[str]:
+    inputs = [f"input_{_safe(path)}" for path in trace.guards.paths]
+    return [*(p.placeholder for p in parameters), *(f"buffer_{_safe(b)}" for b in buffers), *inputs]
+
+
+def parameter_placeholder(name: str) -> str:
+    """Name of the placeholder of the parameter `name`."""
+    return f"param_{_safe(name)}"
+
+
+def _placeholder(graph: fx.Graph, name: str, like: fx.Node, phase: Phase = Phase.FORWARD) -> fx.Node:
+    node = graph.placeholder(name)
+    node.meta["val"] = like.meta.get("val")
+    set_info(node, NodeInfo(phase))
+    return node
+
+
+def _copy(graph: fx.Graph, node: fx.Node, env: dict[fx.Node, Any], info: NodeInfo, owner: fx.GraphModule) -> fx.Node:
+    """The twin of `node`, or what stands for it where it does nothing."""
+    if node.target in _IDENTITY and node.all_input_nodes:
+        return env[node.all_input_nodes[0]]  # type: ignore[no-any-return]
+    if node.target is aten.cat.default:
+        kept = [x for x in node.args[0] if not _is_empty_constant(x, owner)]  # type: ignore[union-attr]
+        if len(kept) == 1:
+            return env[kept[0]]  # type: ignore[no-any-return, index]
+    twin = graph.node_copy(node, lambda n: env[n])
+    value = node.meta.get("val")
+    twin.meta = {} if value is None else {"val": value}
+    set_info(twin, info)
+    return twin
+
+
+def _is_empty_constant(node: Any, owner: fx.GraphModule) -> bool:
+    """An empty generation cache to which the first keys are appended: ``torch.tensor([])``."""
+    while isinstance(node, fx.Node) and node.target in _IDENTITY:
+        node = node.all_input_nodes[0]
+    if not isinstance(node, fx.Node) or node.op != "get_attr":
+        return False
+    return tuple(getattr(owner, str(node.target)).shape) == (0,)
+
+
+def _complete(
+    graph: ParallelGraph, manifest: Manifest, trace: Trace, parameters: Sequence[ParameterSpec], buffers: Sequence[str],
+    experts: Sequence[Experts], names: Sequence[str], tangents: int,
+) -> Manifest:
+    start, end = len(parameters), len(parameters) + len(buffers)
+    mutated = {
+        root.target
+        for node in graph
+        if is_mutation(node)
+        for source in _written(node)
+        for root in alias_root(source)
+        if root.op == "placeholder"
+    }
+    return Manifest(
+        mesh=manifest.mesh,
+        parameters=tuple(parameters) if trace.differentiable else tuple(_frozen(p) for p in parameters),
+        buffers=tuple(BufferSpec(b, n, n in mutated) for b, n in zip(buffers, names[start:end], strict=True)),
+        inputs=tuple(names[end:]),
+        tangents=tuple(f"tangent_{i}" for i in range(tangents)),
+        num_outputs=len(trace.tensor_leaves),
+        differentiable=tuple(trace.differentiable),
+        input_grads=tuple(names[end:][i] for i in trace.input_grads),
+        regions=_regions(graph, parameters, experts),
+        grad_reduce=manifest.grad_reduce,
+        reshard_after_forward=manifest.reshard_after_forward,
+        expert_reshard=manifest.expert_reshard,
+    )
+
+
+def _frozen(parameter: ParameterSpec) -> ParameterSpec:
+    """In a forward-only graph no gradient is due."""
+    return ParameterSpec(parameter.name, parameter.placeholder, parameter.dtype, False, parameter.layout, parameter.unit)
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    schema = node.target._schema  # type: ignore[union-attr]
+    written: list[fx.Node] = []
+    for index, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+            values = value if isinstance(value, (list, tuple)) else [value]
+            written += [v for v in values if isinstance(v, fx.Node)]
+    return written
+
+
+def _regions(graph: ParallelGraph, parameters: Sequence[ParameterSpec], experts: Sequence[Experts]) -> tuple[RegionSpec, ...]:
+    """One entry for each dispatch in forward, in order of execution."""
+    known = {e.path: e for e in experts}
+    units = {p.name: p.unit for p in parameters}
+    flows = {str(n.args[-1]) for n in graph.nodes(Role.COMBINE_BACKWARD)}
+    regions = []
+    for node in graph.nodes(Role.DISPATCH, Phase.FORWARD):
+        name = str(node.args[-1])
+        if name not in known:
+            raise ValueError(
+                f"region {name!r}: ep_fx.moe was called outside a module that ep_fx knows as experts; register its class "
+                "with ep_fx.register_experts(cls, fn)"
+            )
+        e = known[name]
+        unit = units[e.parameters[0]] if e.parameters else ""
+        regions.append(RegionSpec(name, e.num_experts, e.parameters, unit, has_backward=name in flows))
+    return tuple(regions)
+
+
+__all__ = ["build_graph", "parameter_placeholder"]

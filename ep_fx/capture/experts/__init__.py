@@ -1,0 +1,97 @@
+"""Recognition of experts: one file per family; what none of them accepts is refused, never traced into something wrong."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from ep_fx.capture.experts.base import Experts, Family, where
+from ep_fx.capture.experts.explicit import Explicit, register_experts
+from ep_fx.capture.experts.grouped import Grouped
+from ep_fx.capture.experts.huggingface import HuggingFace
+
+FAMILIES: tuple[Family, ...] = (Explicit(), HuggingFace(), Grouped())
+_TOP_K = ("top_k", "topk", "num_experts_per_tok", "num_experts_per_token", "experts_per_token")
+
+__all__ = ["Experts", "find_experts", "install", "register_experts", "top_k_of"]
+
+
+def find_experts(model: nn.Module, plan: Mapping[str, Any] | None, ep: int) -> list[Experts]:
+    """The experts modules of `model`, in module order.
+
+    Args:
+        plan: module-path patterns of what is split over ``ep``; None: all that is recognised; ``{}``: nothing.
+        ep: size of the mesh dimension ``ep``.
+
+    Raises:
+        ValueError: nothing recognised while it must be, or a pattern that matches no experts.
+    """
+    families = {path: family for path, module in model.named_modules() if (family := _family(module))}
+    chosen = set(families) if plan is None else _planned(model, families, plan)
+    if ep > 1 and plan is None and not families:
+        raise ValueError(
+            f"no MoE experts were recognised in {type(model).__name__}, but the mesh dimension 'ep' has size {ep}; "
+            f"{_hint(model)}accepted forms: {[f.form for f in FAMILIES]}; for a model without experts pass plan={{}}"
+        )
+    modules = dict(model.named_modules())
+    return [_describe(path, modules[path], family, ep if path in chosen else 1) for path, family in families.items()]
+
+
+def _family(module: nn.Module) -> Family | None:
+    return next((family for family in FAMILIES if family.accepts(module)), None)
+
+
+def _describe(path: str, module: nn.Module, family: Family, ep: int) -> Experts:
+    number = family.num_experts(module)
+    parameters = tuple(
+        f"{path}.{name}" if path else name
+        for name, p in module.named_parameters()
+        if p.dim() > 0 and p.shape[0] == number and ("." not in name or family.name == "explicit")
+    )
+    return Experts(path, module, family.name, number, parameters, ep)
+
+
+def _planned(model: nn.Module, families: Mapping[str, Family], plan: Mapping[str, Any]) -> set[str]:
+    chosen: set[str] = set()
+    for pattern in plan:
+        hits = {path for path in families if fnmatchcase(path, pattern)}
+        if not hits:
+            others = [path for path, _ in model.named_modules() if path and fnmatchcase(path, pattern)]
+            what = f"matches {others[:3]}, which are not experts of a known form" if others else "matches no module"
+            raise ValueError(
+                f"plan: pattern {pattern!r} {what}; experts in this model: {list(families) or 'none'}; "
+                f"accepted forms: {[f.form for f in FAMILIES]}"
+            )
+        chosen |= hits
+    return chosen
+
+
+def _hint(model: nn.Module) -> str:
+    """Names what looks like experts, so that the reader need not search."""
+    for path, module in model.named_modules():
+        if path.rpartition(".")[2] == "experts":
+            return f"{path} ({type(module).__name__}, {where(module)}) looks like experts but has none of the "
+    return ""
+
+
+def top_k_of(model: nn.Module, experts: Experts) -> int | None:
+    """The number of experts per token that the module, its parent or their config declares; None where none does."""
+    parent = model.get_submodule(experts.path.rpartition(".")[0])
+    for owner in (experts.module, parent, getattr(parent, "config", None), getattr(experts.module, "config", None)):
+        for name in _TOP_K:
+            value = getattr(owner, name, None)
+            if isinstance(value, int) and not isinstance(value, bool):
+                return value
+    return None
+
+
+@contextmanager
+def install(experts: Sequence[Experts]) -> Iterator[None]:
+    """For the time of the context, the forward of all `experts` goes through the dialect."""
+    with ExitStack() as stack:
+        for family in FAMILIES:
+            stack.enter_context(family.install([e for e in experts if e.family == family.name]))
+        yield

@@ -1,0 +1,66 @@
+"""Form 5: experts the user names himself, ``ep_fx.register_experts(cls, fn)`` with a body in terms of `ep_fx.moe`.
+
+    def forward(module, x, ids, weights):
+        return ep_fx.moe(x, ids, weights, lambda rows, counts: ..., num_experts=8)
+    ep_fx.register_experts(MyExperts, forward)
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from ep_fx.capture.experts.base import Experts
+from ep_fx.ops.moe import region
+
+ExpertsForward = Callable[..., Any]
+_FORWARDS: dict[type[nn.Module], ExpertsForward] = {}
+
+
+def register_experts(cls: type[nn.Module], fn: ExpertsForward) -> None:
+    """Says how to trace every instance of `cls`: by ``fn(module, *args, **kwargs)``, which calls `ep_fx.moe` once.
+
+    The parameters of the module whose dim 0 equals ``module.num_experts`` (or, without that attribute, the dim 0 of
+    its first parameter) are the experts' and are split over ``ep``.
+
+    Raises:
+        TypeError: `cls` is not a Module class.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+        raise TypeError(f"register_experts takes a torch.nn.Module class, got {cls!r}")
+    _FORWARDS[cls] = fn
+
+
+class Explicit:
+    """Recognises instances of registered classes."""
+
+    name = "explicit"
+    form = "a class given to ep_fx.register_experts(cls, fn), with fn in terms of ep_fx.moe"
+
+    def accepts(self, module: nn.Module) -> bool:
+        """Whether the class was registered."""
+        return type(module) in _FORWARDS
+
+    def num_experts(self, module: nn.Module) -> int:
+        """``module.num_experts``, else dim 0 of the first parameter."""
+        number = getattr(module, "num_experts", None)
+        return int(number if number is not None else next(module.parameters()).shape[0])
+
+    @contextmanager
+    def install(self, experts: Sequence[Experts]) -> Iterator[None]:
+        """Calls the registered function instead of forward until the end."""
+        try:
+            for item in experts:
+                object.__setattr__(item.module, "forward", partial(_call, item))
+            yield
+        finally:
+            for item in experts:
+                item.module.__dict__.pop("forward", None)
+
+
+def _call(experts: Experts, *args: Any, **kwargs: Any) -> Any:
+    with region(experts.path, experts.ep, experts.num_experts):
+        return _FORWARDS[type(experts.module)](experts.module, *args, **kwargs)

@@ -1,0 +1,76 @@
+"""Module path and source line of every traced node.
+
+Private torch API used here: ``fx.traceback.annotate`` (its ``custom`` entry lands in ``node.meta`` of each node that is
+traced while it is open) and ``seq_nr``, by which a backward node finds the forward node that caused it.
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from ep_fx.graph import NodeInfo, Phase
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_INNER = ("/torch/", "/ep_fx/", "/transformers/utils/", "/transformers/integrations/moe.py")
+
+
+@contextmanager
+def module_names(root: nn.Module) -> Iterator[None]:
+    """Annotates what is traced inside each submodule's forward with its path; the hooks go away at the end."""
+    stack: list[Any] = []
+
+    def before(path: str) -> Any:
+        def hook(module: nn.Module, args: Any) -> None:
+            annotation = torch.fx.traceback.annotate({"fqn": path})
+            annotation.__enter__()
+            stack.append(annotation)
+
+        return hook
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        stack.pop().__exit__(None, None, None)
+
+    handles = []
+    try:
+        for path, module in root.named_modules():
+            if path:
+                handles.append(module.register_forward_pre_hook(before(path)))
+                handles.append(module.register_forward_hook(after, always_call=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def node_infos(nodes: list[fx.Node], first_backward: int) -> dict[fx.Node, NodeInfo]:
+    """The record of each traced node: nodes from index `first_backward` on are backward.
+
+    A backward node without a name of its own takes that of the forward node with the same ``seq_nr``.
+    """
+    causes: dict[int, tuple[str | None, str | None]] = {}
+    infos: dict[fx.Node, NodeInfo] = {}
+    for index, node in enumerate(nodes):
+        fqn = (node.meta.get("custom") or {}).get("fqn")
+        source = _source(node.meta.get("stack_trace"))
+        number = node.meta.get("seq_nr")
+        if index < first_backward:
+            infos[node] = NodeInfo(Phase.FORWARD, fqn, source)
+            if node.op == "call_function" and number is not None:
+                causes.setdefault(number, (fqn, source))
+            continue
+        cause = causes.get(number, (None, None)) if number is not None else (None, None)
+        infos[node] = NodeInfo(Phase.BACKWARD, fqn or cause[0], source or cause[1])
+    return infos
+
+
+def _source(trace: str | None) -> str | None:
+    """``file:line`` of the innermost frame that is the user's own code."""
+    if not trace:
+        return None
+    frames = [f"{path}:{line}" for path, line in _FRAME.findall(trace) if not any(part in path for part in _INNER)]
+    return frames[-1] if frames else None

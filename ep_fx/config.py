@@ -1,0 +1,92 @@
+"""Options of `transform`, and the checks of what the user gave: every error before any process group is made."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from ep_fx.graph import MESH_DIMS
+from ep_fx.styles import ExpertParallel
+
+Plan = Mapping[str, ExpertParallel]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Keyword options of `transform`; see there for their meaning."""
+
+    plan: Plan | None = None
+    reshard_after_forward: bool = True
+    expert_reshard: Literal["strict", "early"] = "strict"
+    units: Sequence[str] | None = None
+    grad_reduce: Literal["mean", "sum"] = "mean"
+    dynamic: bool = True
+    verify: bool = True
+
+    def __post_init__(self) -> None:
+        if self.expert_reshard not in ("strict", "early"):
+            raise ValueError(f"expert_reshard must be 'strict' or 'early', got {self.expert_reshard!r}")
+        if self.grad_reduce not in ("mean", "sum"):
+            raise ValueError(f"grad_reduce must be 'mean' or 'sum', got {self.grad_reduce!r}")
+        for pattern, style in (self.plan or {}).items():
+            if not isinstance(style, ExpertParallel):
+                raise TypeError(f"plan[{pattern!r}] must be an ep_fx.ExpertParallel(), got {style!r}")
+
+
+def mesh_sizes(mesh: DeviceMesh) -> dict[str, int]:
+    """Size of each named dimension of `mesh`, after checking that ep_fx can use it.
+
+    Raises:
+        TypeError: not a DeviceMesh.
+        ValueError: dimensions without names, unknown names, another order than ``replicate, fsdp, ep, tp``,
+            ``tp`` > 1, or a device type that has no backend here.
+    """
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"mesh must be a torch DeviceMesh, got {type(mesh).__name__}")
+    names = mesh.mesh_dim_names
+    if names is None:
+        raise ValueError(
+            f"the mesh of shape {tuple(mesh.shape)} has no dimension names; give "
+            f"mesh_dim_names=..., a subset of {MESH_DIMS} in this order"
+        )
+    unknown = [name for name in names if name not in MESH_DIMS]
+    if unknown:
+        advice = "; slice the stage's submesh first, e.g. mesh['fsdp', 'ep']" if "pp" in unknown else ""
+        raise ValueError(f"mesh dimensions {unknown} of {names} are unknown; accepted: {MESH_DIMS}{advice}")
+    if list(names) != [name for name in MESH_DIMS if name in names]:
+        raise ValueError(f"mesh dimensions {names} must stand in the order {MESH_DIMS}, so that ep is innermost")
+    sizes = {name: mesh.size(index) for index, name in enumerate(names)}
+    if sizes.get("tp", 1) > 1:
+        raise ValueError(f"mesh dimension 'tp' has size {sizes['tp']}; this version shards experts over ep and fsdp only, "
+                         "accepted: no 'tp' dimension, or size 1")
+    _check_device(mesh.device_type)
+    return sizes
+
+
+def _check_device(device_type: str) -> None:
+    if device_type == "cpu":
+        return
+    try:
+        available = bool(torch.get_device_module(device_type).is_available())
+    except RuntimeError as error:
+        raise ValueError(f"mesh device type {device_type!r} has no backend in this process: {error}") from error
+    if not available:
+        raise ValueError(f"mesh device type {device_type!r} is not available on this machine; accepted here: 'cpu'")
+
+
+def check_degrees(path: str, num_experts: int, top_k: int | None, ep: int) -> None:
+    """Checks one MoE region against the mesh.
+
+    Raises:
+        ValueError: `num_experts` cannot be divided over `ep` ranks, or `top_k` is larger than `num_experts`.
+    """
+    if num_experts % ep:
+        raise ValueError(
+            f"{path}: num_experts {num_experts} is not divisible by the mesh dimension 'ep' of size {ep}; "
+            f"accepted ep sizes: {[d for d in range(1, num_experts + 1) if num_experts % d == 0]}"
+        )
+    if top_k is not None and top_k > num_experts:
+        raise ValueError(f"{path}: top_k {top_k} is larger than num_experts {num_experts}")

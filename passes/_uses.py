@@ -1,0 +1,75 @@
+"""Who reads a parameter, in forward and in backward, through views and casts: what `fsdp` must know to place its nodes."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import fx
+
+from ep_fx.graph import ParallelGraph, ParameterSpec, Phase, alias_sources, find_regions, is_backward
+
+aten = torch.ops.aten
+_CASTS = (aten._to_copy.default, aten.clone.default)
+
+
+class Span(NamedTuple):
+    """First and last node of a stretch of the graph, both inside."""
+
+    first: fx.Node
+    last: fx.Node
+
+
+class ParameterUses:
+    """Uses of every parameter, found in one walk.
+
+    Args:
+        graph: the graph, whose node order is frozen into `position`.
+        nodes: placeholder of each parameter name.
+    """
+
+    def __init__(self, graph: ParallelGraph, nodes: dict[str, fx.Node]) -> None:
+        self.position = graph.positions()
+        self.derived: dict[fx.Node, str] = {node: name for name, node in nodes.items()}
+        """Parameter of each node that is a view or a cast of it, and so can be computed again from a new gather."""
+        self.parents: dict[fx.Node, fx.Node] = {}
+        """What each of these, the placeholders apart, is made from."""
+        self.readers: dict[tuple[str, Phase], list[fx.Node]] = {}
+        for node in graph:
+            self._visit(node)
+
+    def _visit(self, node: fx.Node) -> None:
+        if node.op == "output":
+            return
+        sources = {self.derived[a] for a in node.all_input_nodes if a in self.derived}
+        phase = Phase.BACKWARD if is_backward(node) else Phase.FORWARD
+        for name in sources:
+            self.readers.setdefault((name, phase), []).append(node)
+        inputs = node.all_input_nodes
+        if len(inputs) == 1 and inputs[0] in self.derived and (alias_sources(node) or node.target in _CASTS):
+            self.derived[node] = self.derived[inputs[0]]
+            self.parents[node] = inputs[0]
+
+    def span(self, parameter: ParameterSpec, phase: Phase) -> Span | None:
+        """From the first to the last reader of `parameter` in `phase`; None where nobody reads it."""
+        readers = self.readers.get((parameter.name, phase))
+        return Span(readers[0], readers[-1]) if readers else None
+
+    def reads(self, node: fx.Node) -> list[fx.Node]:
+        """The inputs of `node` that are parameters, or views or casts of them."""
+        return [a for a in node.all_input_nodes if a in self.derived]
+
+
+def region_spans(graph: ParallelGraph) -> dict[str, dict[Phase, Span]]:
+    """For each unit of experts, the stretch from the first exchange to the last one of its regions, in each phase."""
+    position = graph.positions()
+    units = {region.name: region.unit for region in graph.manifest.regions}
+    spans: dict[str, dict[Phase, Span]] = {}
+    for region in find_regions(graph):
+        unit = spans.setdefault(units[region.name], {})
+        for phase in Phase:
+            first, last = region.first(phase), region.last(phase)
+            if first is None or last is None:
+                continue
+            old = unit.get(phase, Span(first, last))
+            unit[phase] = Span(min(old.first, first, key=position.__getitem__), max(old.last, last, key=position.__getitem__))
+    return spans
