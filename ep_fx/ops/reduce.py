@@ -44,10 +44,12 @@ def _scale_grad_fake(grads: Sequence[Tensor], divisor: float) -> list[Tensor]:
 
 
 def _unpad_shard(shard: Tensor, dim: int, like: Tensor) -> Tensor:
-    """The first ``like.shape[dim]`` entries of `shard` along `dim`: sizes differ by rank, so none stands in the graph."""
-    if shard.shape[dim] == like.shape[dim]:
-        return shard
+    """The first ``like.shape[dim]`` entries along `dim`: sizes differ by rank, so none is a literal of the graph."""
     return shard.narrow(dim, 0, like.shape[dim]).contiguous()
 
 
+register("reduce_grad(Tensor[] grads, int world_size, str group) -> Tensor[]", _reduce_grad, _reduce_grad_fake)
+register("all_reduce_grad(Tensor[] grads, str group) -> Tensor[]", _all_reduce_grad, _all_reduce_grad_fake)
+register("reduce_grad_wait(Tensor(a)[] grads) -> Tensor(a)[]", wait_all, same_all)
+register("scale_grad(Tensor[] grads, float divisor) -> Tensor[]", _scale_grad, _scale_grad_fake)
 register("unpad_shard(Tensor(a) shard, int dim, Tensor like) -> Tensor(a)", _unpad_shard, _unpad_shard)
