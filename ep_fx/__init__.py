@@ -1,0 +1,10 @@
+"""ep_fx: a torch.fx graph compiler for Mixture-of-Experts training with expert parallelism and FSDP."""
+from ep_fx import ops  # registers the dialect
+from ep_fx.api import transform
+from ep_fx.capture import register_experts
+from ep_fx.ops import DispatchContext
+from ep_fx.ops.moe import moe
+from ep_fx.runtime import EPModule
+from ep_fx.styles import ExpertParallel
+
+__all__ = ["DispatchContext", "EPModule", "ExpertParallel", "moe", "ops", "register_experts", "transform"]

@@ -1,0 +1,202 @@
+"""`transform`: the pipeline, read from top to bottom.
+
+    check what the user gave -> find experts -> lay out and shard parameters -> [at the first call of each kind:]
+    capture -> passes, each verified -> split -> emit
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from ep_fx.capture import (
+    READINGS,
+    STATIC,
+    Experts,
+    Inputs,
+    Trace,
+    build_graph,
+    find_experts,
+    parameter_placeholder,
+    top_k_of,
+    trace_joint,
+)
+from ep_fx.config import Options, Plan, check_degrees, mesh_sizes
+from ep_fx.graph import Layout, Manifest, MeshSpec, ParallelGraph, ParameterSpec, PassManager, split
+from ep_fx.passes import default_pipeline
+from ep_fx.runtime import EPModule, Program
+from ep_fx.sharding import find_units, make_layout, mesh_spec, shard_parameter
+from ep_fx.targets import emit
+from ep_fx.verify import Report, verify
+
+
+def transform(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    example_inputs: tuple[Any, ...] | None = None,
+    example_kwargs: dict[str, Any] | None = None,
+    plan: Plan | None = None,
+    reshard_after_forward: bool = True,
+    expert_reshard: Literal["strict", "early"] = "strict",
+    units: Sequence[str] | None = None,
+    grad_reduce: Literal["mean", "sum"] = "mean",
+    dynamic: bool = True,
+    verify: bool = True,
+) -> EPModule:
+    """Turns an unmodified MoE model into a sharded, verified, trainable module.
+
+    All ranks of `mesh` must call it, with the same weights. The model is consumed: its parameters move to the meta
+    device and its full weights are freed as soon as nobody else holds them.
+
+    Args:
+        model: any `nn.Module`; its parameters may be on the meta device.
+        mesh: dimensions a subset of ``replicate, fsdp, ep, tp`` in this order.
+        example_inputs, example_kwargs: capture now, for the structure of these inputs; else at the first forward.
+        plan: module-path pattern (fnmatch) to `ExpertParallel()`; None: all experts that are recognised, at least one when
+            ``ep`` > 1; ``{}``: none, on purpose.
+        reshard_after_forward: free gathered parameters after forward and gather them again in backward.
+        expert_reshard: "strict": experts stay gathered from before dispatch to after combine; "early": to their last use.
+        units: module-path patterns of the FSDP units; None: each block of the longest ModuleList, its experts apart, and
+            the rest.
+        grad_reduce: "mean": gradients of the mean over data ranks of each rank's loss; "sum": of their sum.
+        dynamic: batch and sequence sizes are free; False: one capture for each set of sizes.
+        verify: run the rule table after every pass.
+
+    Returns:
+        The module: same forward, same parameter names, DTensor parameters, ordinary ``backward()``.
+
+    Raises:
+        TypeError, ValueError: what was given cannot work; the message names the parameter, mesh dimension or module path
+            and what would be accepted. Raised on every rank, before any process group is made.
+        PassError: a pass broke a rule.
+    """
+    options = Options(plan, reshard_after_forward, expert_reshard, units, grad_reduce, dynamic, verify)
+    sizes = mesh_sizes(mesh)
+    ep = sizes.get("ep", 1)
+    _check_parameters(model)
+    experts = find_experts(model, plan, ep)
+    for item in experts:
+        check_degrees(item.path, item.num_experts, top_k_of(model, item), item.ep)
+    layouts = _layouts(model, experts, sizes)
+    units_of = find_units(model, [e.path for e in experts if e.ep > 1 or ep == 1], units)
+    spec = mesh_spec(mesh, sizes)
+    compiler = _Compiler(model, torch.device(mesh.device_type), experts, layouts, units_of, spec, options)
+    module = EPModule(model, _shard(model, layouts, mesh), layouts, mesh, compiler)
+    if example_inputs is not None or example_kwargs is not None:
+        module.prepare(*(example_inputs or ()), **(example_kwargs or {}))
+    return module
+
+
+def _check_parameters(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor):
+            raise ValueError(
+                f"parameter {name!r} is a DTensor already (fully_shard or another style was applied); transform takes the "
+                "plain model and shards it itself"
+            )
+
+
+def _layouts(model: nn.Module, experts: Sequence[Experts], sizes: dict[str, int]) -> dict[str, Layout]:
+    split_over_ep = {name for item in experts if item.ep > 1 or sizes.get("ep", 1) == 1 for name in item.parameters}
+    return {name: make_layout(tuple(p.shape), name in split_over_ep, sizes) for name, p in model.named_parameters()}
+
+
+def _shard(model: nn.Module, layouts: Mapping[str, Layout], mesh: DeviceMesh) -> dict[str, nn.Parameter]:
+    """Sharded parameter under every name; the model's own parameters move to meta one by one, so that the full weights
+    are freed as we go."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    sharded: dict[str, nn.Parameter] = {}
+    for parameter in list(names):
+        aliases = names.pop(parameter)
+        twin = shard_parameter(parameter, layouts[aliases[0]], mesh)
+        empty = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+        for name in aliases:
+            path, _, leaf = name.rpartition(".")
+            model.get_submodule(path)._parameters[leaf] = empty
+            sharded[name] = twin
+    for module in model.modules():
+        for leaf, buffer in module._buffers.items():
+            if buffer is not None and buffer.device.type != "meta":
+                module._buffers[leaf] = buffer.to(mesh.device_type)
+    return sharded
+
+
+@dataclass(frozen=True)
+class _Compiler:
+    """From one call's inputs to a program; holds everything that is the same for all programs of a module."""
+
+    model: nn.Module
+    device: torch.device
+    experts: list[Experts]
+    layouts: dict[str, Layout]
+    units: dict[str, str]
+    mesh: MeshSpec
+    options: Options
+
+    def __call__(self, inputs: Inputs, gradients: bool, real_sizes: bool) -> Program:
+        trace = self._trace(inputs, gradients, real_sizes)
+        parameters = self._parameters()
+        buffers = [name for name, _ in self.model.named_buffers()]
+        manifest = Manifest(
+            self.mesh, (), (), (), (), 0, (), grad_reduce=self.options.grad_reduce,
+            reshard_after_forward=self.options.reshard_after_forward, expert_reshard=self.options.expert_reshard,
+        )
+        graph = build_graph(trace, parameters, buffers, self.experts, manifest)
+        check = _verified if self.options.verify else None
+        if check is not None:
+            check(graph)
+        manager = PassManager(default_pipeline(), check)
+        manager.run(graph)
+        return _program(graph, trace, manager)
+
+    def _parameters(self) -> list[ParameterSpec]:
+        return [
+            ParameterSpec(name, parameter_placeholder(name), p.dtype, p.requires_grad, self.layouts[name], self.units[name])
+            for name, p in self.model.named_parameters()
+        ]
+
+    def _trace(self, inputs: Inputs, gradients: bool, real_sizes: bool) -> Trace:
+        """The most dynamic reading of the inputs with which the model can be traced."""
+        shapes = {name: layout.full_shape for name, layout in self.layouts.items()}
+        first: RuntimeError | None = None
+        for key in READINGS if self.options.dynamic else (STATIC,):
+            try:
+                return trace_joint(
+                    self.model, shapes, self.device, self.experts, inputs, key, gradients=gradients, real_sizes=real_sizes
+                )
+            except RuntimeError as error:  # sizes that do not fit together under this reading
+                first = first or error
+        assert first is not None
+        raise first
+
+
+def _verified(graph: ParallelGraph) -> Report:
+    return verify(graph).raise_if_broken()
+
+
+def _program(graph: ParallelGraph, trace: Trace, manager: PassManager) -> Program:
+    halves = split(graph)
+    manifest = graph.manifest
+    order = [
+        *(p.placeholder for p in manifest.parameters), *(b.placeholder for b in manifest.buffers), *manifest.inputs,
+        *manifest.tangents,
+    ]
+    return Program(
+        graph=graph,
+        forward=emit(halves.forward, graph.constants),
+        backward=None if halves.backward is None else emit(halves.backward, graph.constants),
+        backward_inputs=tuple(order.index(name) for name in halves.placeholders),
+        violation=trace.guards.violation,
+        out_spec=trace.out_spec,
+        out_leaves=tuple(trace.out_leaves),
+        tensor_leaves=tuple(trace.tensor_leaves),
+        records=tuple(manager.records),
+    )

@@ -1,0 +1,212 @@
+"""`EPModule`: what `transform` returns, an ordinary `nn.Module` with the model's names.
+
+Parameters are DTensors on the user's mesh under their original names; buffers stand under theirs; forward takes the
+model's arguments and returns its output class. Train, eval and no-grad are captured apart, at their first call.
+"""
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from ep_fx.capture import Inputs, refuse_caches
+from ep_fx.graph import Layout, ParallelGraph
+from ep_fx.runtime.program import Call, Program, run
+from ep_fx.sharding import as_dtensor, local_shard
+
+Compile = Callable[[Inputs, bool, bool], Program]
+_MAX_CAPTURES = 8
+
+
+class EPModule(nn.Module):
+    """A transformed model.
+
+    Args:
+        template: the model, its parameters on the meta device; captured again for each new mode and input structure.
+        parameters: sharded parameter of each name, under every name it has in the model.
+        layouts: layout of each parameter, by its first name.
+        mesh: the user's mesh.
+        compile_program: from inputs, whether gradients are due, and whether to hint real sizes, to a program.
+    """
+
+    def __init__(
+        self, template: nn.Module, parameters: dict[str, nn.Parameter], layouts: dict[str, Layout], mesh: Any,
+        compile_program: Compile,
+    ) -> None:
+        super().__init__()
+        self._mirror(template, parameters)
+        hidden = {
+            "_template": template, "_layouts": layouts, "_mesh": mesh, "_compile": compile_program,
+            "_programs": {}, "_lock": threading.RLock(), "_names": list(layouts),
+            "_twins": [(self.get_submodule(path), module) for path, module in template.named_modules()],
+        }
+        for name, value in hidden.items():
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "forward", _with_signature(self.forward, template))
+        self.register_load_state_dict_pre_hook(_shard_full_tensors)
+
+    def _mirror(self, template: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
+        """The template's module tree, with the sharded parameters and the template's own buffers."""
+        for path, module in template.named_modules(remove_duplicate=False):
+            twin: nn.Module = self
+            for part in path.split(".") if path else ():
+                if part not in twin._modules:
+                    twin.add_module(part, nn.Module())
+                twin = cast(nn.Module, twin._modules[part])
+            twin.training = module.training
+            for leaf in module._parameters:
+                full = f"{path}.{leaf}" if path else leaf
+                twin.register_parameter(leaf, parameters.get(full))
+            for leaf, buffer in module._buffers.items():
+                twin.register_buffer(leaf, buffer, persistent=leaf not in module._non_persistent_buffers_set)
+
+    # -- running ---------------------------------------------------------------------------------------------------
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's forward.
+
+        Raises:
+            ValueError: a tensor on another device than the mesh's, a generation cache asked for, or input sizes that the
+                model cannot be captured for.
+        """
+        refuse_caches(kwargs)
+        inputs = Inputs.of(args, kwargs)
+        self._check_devices(inputs)
+        parameters = self._ordered()
+        gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (*parameters, *inputs.tensors))
+        program = self._program(inputs, gradients)
+        buffers = dict(self.named_buffers())
+        with torch.no_grad():
+            local = [cast(DTensor, p).to_local() for p in parameters]
+            values = (*local, *(buffers[b.name] for b in program.graph.manifest.buffers), *(x.detach() for x in inputs.tensors))
+        return run(program, Call(values, self._rewrap, self._lock), parameters, inputs.tensors)
+
+    def prepare(self, *args: Any, **kwargs: Any) -> None:
+        """Captures for the structure of these inputs now, without running."""
+        inputs = Inputs.of(args, kwargs)
+        gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (*self.parameters(), *inputs.tensors))
+        self._program(inputs, gradients)
+
+    def _ordered(self) -> list[nn.Parameter]:
+        found = dict(self.named_parameters())
+        return [found[name] for name in self._names]
+
+    def _rewrap(self, gradient: torch.Tensor, index: int) -> torch.Tensor:
+        return as_dtensor(gradient, self._layouts[self._names[index]], self._mesh)
+
+    def _check_devices(self, inputs: Inputs) -> None:
+        for path, tensor in zip(inputs.paths, inputs.tensors, strict=True):
+            if tensor.device.type != self._mesh.device_type:
+                raise ValueError(
+                    f"input {path!r} ({tensor.dtype}, shape {tuple(tensor.shape)}) is on device {tensor.device}, the mesh is "
+                    f"on {self._mesh.device_type!r}; move it there first"
+                )
+
+    def _program(self, inputs: Inputs, gradients: bool) -> Program:
+        """The program for these inputs: a known one whose assumptions hold, else a new capture."""
+        with self._lock:
+            known = self._programs.setdefault(self._key(inputs, gradients), [])
+            broken = [(program, program.violation(inputs.tensors)) for program in known]
+            for program, violation in broken:
+                if violation is None:
+                    return cast(Program, program)
+            if len(known) >= _MAX_CAPTURES:
+                raise ValueError(
+                    f"this input structure was captured {len(known)} times and still does not serve these sizes: {broken[-1][1]}"
+                )
+            for twin, module in self._twins:
+                module.training = twin.training
+            program = self._compile(inputs, gradients, bool(known))
+            violation = program.violation(inputs.tensors)
+            if violation is not None and not known:
+                program = self._compile(inputs, gradients, True)
+                violation = program.violation(inputs.tensors)
+            if violation is not None:
+                raise ValueError(f"the model's forward ties sizes together that these inputs do not: {violation}")
+            known.append(program)
+            return program
+
+    def _key(self, inputs: Inputs, gradients: bool) -> Hashable:
+        training = tuple(twin.training for twin, _ in self._twins)
+        frozen = tuple(p.requires_grad for p in self._ordered()) if gradients else ()
+        device = self._mesh.device_type
+        autocast = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        return inputs.structure, training, frozen, gradients, autocast
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+    @property
+    def programs(self) -> list[Program]:
+        """Everything captured so far, oldest first."""
+        return [program for known in self._programs.values() for program in known]
+
+    @property
+    def graph(self) -> ParallelGraph:
+        """The graph of the latest program that has a backward, else of the latest one.
+
+        Raises:
+            RuntimeError: nothing was captured yet.
+        """
+        programs = self.programs
+        if not programs:
+            raise RuntimeError(
+                "nothing is captured yet: run the module once, or pass example_inputs=... to ep_fx.transform"
+            )
+        joint = [p for p in programs if p.backward is not None]
+        return (joint or programs)[-1].graph
+
+    def print_graph(self) -> str:
+        """The graph as stable text."""
+        from ep_fx.graph.printer import print_graph
+
+        return print_graph(self.graph)
+
+    def visualize(self, path: str | Path) -> Path:
+        """Writes a picture of the graph; the suffix says which: .svg, .html, .dot, .txt.
+
+        Raises:
+            ValueError: another suffix.
+            RuntimeError: nothing was captured yet.
+        """
+        from ep_fx.viz import visualize
+
+        return visualize(self.graph, path)
+
+    @property
+    def config(self) -> Any:
+        """The model's config, where it has one."""
+        return self._template.config
+
+    def extra_repr(self) -> str:
+        """Model class and mesh."""
+        return f"{type(self._template).__name__}, mesh {dict(zip(self._mesh.mesh_dim_names, self._mesh.shape, strict=True))}"
+
+
+def _shard_full_tensors(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Lets ``load_state_dict`` take the original model's full tensors: each rank keeps its shard."""
+    assert isinstance(module, EPModule)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        value = state.get(prefix + name)
+        if not isinstance(parameter, DTensor) or value is None or isinstance(value, DTensor):
+            continue
+        first = next(n for n, p in module.named_parameters() if p is parameter)
+        layout = module._layouts[first]
+        if tuple(value.shape) != layout.shape:
+            continue  # load_state_dict itself reports the wrong shape
+        state[prefix + name] = as_dtensor(local_shard(value, layout, module._mesh), layout, module._mesh)
+
+
+def _with_signature(forward: Callable[..., Any], template: nn.Module) -> Callable[..., Any]:
+    """`forward` under the signature of the model's own, which trainers and data collators inspect."""
+
+    @functools.wraps(template.forward)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    call.__signature__ = inspect.signature(template.forward)  # type: ignore[attr-defined]
+    return call
