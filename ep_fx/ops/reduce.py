@@ -8,18 +8,16 @@ group. No argument is written. Calls operators of the private namespace ``_c10d_
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from ep_fx.ops.library import register
-from ep_fx.ops.unshard import same_all, wait_all
+from ep_fx.ops.unshard import coalesced, same_all, wait_all
 
 
 def _reduce_grad(grads: Sequence[Tensor], world_size: int, group: str) -> list[Tensor]:
-    scatter = torch.ops._c10d_functional.reduce_scatter_tensor_coalesced
-    return cast(list[Tensor], scatter([grad.contiguous() for grad in grads], "sum", world_size, group))
+    return coalesced(torch.ops._c10d_functional.reduce_scatter_tensor_coalesced, grads, "sum", world_size, group)
 
 
 def _reduce_grad_fake(grads: Sequence[Tensor], world_size: int, group: str) -> list[Tensor]:
@@ -27,8 +25,7 @@ def _reduce_grad_fake(grads: Sequence[Tensor], world_size: int, group: str) -> l
 
 
 def _all_reduce_grad(grads: Sequence[Tensor], group: str) -> list[Tensor]:
-    reduce = torch.ops._c10d_functional.all_reduce_coalesced
-    return cast(list[Tensor], reduce([grad.contiguous() for grad in grads], "sum", group))
+    return coalesced(torch.ops._c10d_functional.all_reduce_coalesced, grads, "sum", group)
 
 
 def _all_reduce_grad_fake(grads: Sequence[Tensor], group: str) -> list[Tensor]:

@@ -8,8 +8,8 @@ the private namespace ``_c10d_functional``, which ``torch.distributed._functiona
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed._functional_collectives
@@ -36,9 +36,18 @@ def _resized(tensor: Tensor, dim: int, size: int) -> list[int]:
     return shape
 
 
+def coalesced(collective: Callable[..., list[Tensor]], tensors: Sequence[Tensor], *arguments: Any) -> list[Tensor]:
+    """`collective` of `tensors`, one call for each dtype: gloo refuses a mixture or, in a gather, scrambles it."""
+    results: dict[int, Tensor] = {}
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        alike = [index for index, tensor in enumerate(tensors) if tensor.dtype is dtype]
+        operands = [tensors[index].contiguous() for index in alike]
+        results.update(zip(alike, collective(operands, *arguments), strict=True))
+    return [results[index] for index in range(len(tensors))]
+
+
 def _unshard(shards: Sequence[Tensor], world_size: int, group: str) -> list[Tensor]:
-    gather = torch.ops._c10d_functional.all_gather_into_tensor_coalesced
-    return cast(list[Tensor], gather([shard.contiguous() for shard in shards], world_size, group))
+    return coalesced(torch.ops._c10d_functional.all_gather_into_tensor_coalesced, shards, world_size, group)
 
 
 def _unshard_fake(shards: Sequence[Tensor], world_size: int, group: str) -> list[Tensor]:
