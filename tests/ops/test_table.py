@@ -99,6 +99,11 @@ def _tensors(value: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
+def _run(op: str, arguments: tuple[Any, ...]) -> list[Tensor]:
+    """The results of one call; what it started is done."""
+    return [torch.ops._c10d_functional.wait_tensor(result) for result in _tensors(_overload(op)(*arguments))]
+
+
 def _same_where_known(real: Iterable[int], fake: Iterable[Any]) -> bool:
     """Whether both agree; only the row count of `dispatch` is not known beforehand."""
     return all(isinstance(two, torch.SymInt) or one == two for one, two in zip(real, fake, strict=True))
@@ -117,7 +122,7 @@ def test_fake_kernel_agrees_with_the_real_one(
     arguments = make(local_group)
     mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
     fakes = tree_map_only(Tensor, mode.from_tensor, arguments)
-    real = _tensors(_overload(op)(*arguments))
+    real = _run(op, arguments)
     with mode:
         fake = _tensors(_overload(op)(*fakes))
     assert len(real) == len(fake)
@@ -136,7 +141,7 @@ def test_memory_is_shared_only_where_the_schema_says_so(
     arguments, schema = make(local_group), _overload(op)._schema
     given = _tensors(arguments)
     before, sizes = [tensor.clone() for tensor in given], [tensor.shape for tensor in given]
-    results = _tensors(_overload(op)(*arguments))
+    results = _run(op, arguments)
     declared = any(returned.alias_info for returned in schema.returns)
     for one, other in itertools.product(results, given):
         if one.numel() and other.numel() and not declared:
@@ -151,4 +156,4 @@ def test_memory_is_shared_only_where_the_schema_says_so(
 @EACH_CALL
 def test_results_are_contiguous(op: str, make: Make, local_group: str) -> None:
     """A collective, a view or a kernel that reads them needs no copy."""
-    assert all(result.is_contiguous() for result in _tensors(_overload(op)(*make(local_group))))
+    assert all(result.is_contiguous() for result in _run(op, make(local_group)))

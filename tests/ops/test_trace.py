@@ -67,7 +67,8 @@ def joint() -> fx.GraphModule:
         return made.requires_grad_(tensor.is_floating_point())
 
     inputs = _inputs(5)
-    arguments = [fake(tensor, position < 3) for position, tensor in enumerate(inputs)] + [fake(torch.zeros_like(inputs[0]), True)]
+    arguments = [fake(tensor, position < 3) for position, tensor in enumerate(inputs)]
+    arguments.append(fake(torch.zeros_like(inputs[0]), True))
     with mode, enable_python_dispatcher():
         module = make_fx(_joint)(*arguments)
     module.graph.eliminate_dead_code()
