@@ -1,0 +1,152 @@
+"""What several rules need to know of a graph, computed once: order, aliases, gathers, where backward begins.
+
+Everything comes from targets, arguments and the Manifest. NodeInfo is read for error messages only. Each fact is one
+walk over the nodes, done when the first rule asks for it.
+"""
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from torch import fx
+
+from ep_fx.graph import ParallelGraph, ParameterSpec, Role, role_of
+from ep_fx.graph.aliases import Aliases
+from ep_fx.graph.gathers import Gathers
+from ep_fx.graph.phases import backward_start, tangent_dependents
+from ep_fx.verify.regions import Regions
+
+_NO_PARAMETERS: dict[str, ParameterSpec] = {}
+
+
+class Facts:
+    """Facts of one graph, which must not change while they are in use.
+
+    Args:
+        graph: the graph.
+    """
+
+    def __init__(self, graph: ParallelGraph) -> None:
+        self.graph = graph
+        self.manifest = graph.manifest
+        self.sharded = "fsdp" in graph.provides
+        """Whether the parameter placeholders are shards."""
+        self.checked = 0
+        """How many facts the running rule has looked at."""
+
+    # -- order -----------------------------------------------------------------------------------------------------
+    @cached_property
+    def nodes(self) -> list[fx.Node]:
+        """All nodes, in order."""
+        return list(self.graph)
+
+    @cached_property
+    def position(self) -> dict[fx.Node, int]:
+        """Place of each node."""
+        return {node: index for index, node in enumerate(self.nodes)}
+
+    @cached_property
+    def by_role(self) -> dict[Role, list[fx.Node]]:
+        """Nodes of each role, in order."""
+        found: dict[Role, list[fx.Node]] = {role: [] for role in Role}
+        roles: dict[Any, Role] = {}
+        for node in self.nodes:
+            if node.op == "call_function":
+                role = roles.get(node.target)
+                if role is None:
+                    role = roles[node.target] = role_of(node)
+            else:
+                role = role_of(node)
+            found[role].append(node)
+        return found
+
+    @cached_property
+    def dependents(self) -> set[fx.Node]:
+        """Nodes whose value depends on a tangent."""
+        return tangent_dependents(self.graph)
+
+    @cached_property
+    def backward_start(self) -> int:
+        """Position of the first backward node; the number of nodes where there is none."""
+        start = backward_start(self.graph, self.aliases, self.dependents)
+        return len(self.nodes) if start is None else start
+
+    def is_backward(self, node: fx.Node) -> bool:
+        """Whether `node` stands in the backward half."""
+        return self.position[node] >= self.backward_start
+
+    def direction(self, node: fx.Node) -> str:
+        """``"forward"`` or ``"backward"``."""
+        return "backward" if self.is_backward(node) else "forward"
+
+    # -- memory and parameters -------------------------------------------------------------------------------------
+    @cached_property
+    def aliases(self) -> Aliases:
+        """Who shares memory with whom."""
+        return Aliases(self.nodes)
+
+    @cached_property
+    def gathers(self) -> Gathers:
+        """Every gathering of a parameter."""
+        return Gathers(self.nodes, self.manifest, self.aliases)
+
+    @cached_property
+    def placeholders(self) -> dict[fx.Node, ParameterSpec]:
+        """The placeholders that are parameters."""
+        specs = {p.placeholder: p for p in self.manifest.parameters}
+        found = {}
+        for node in self.nodes:
+            if node.op == "placeholder" and node.target in specs:
+                found[node] = specs[node.target]
+        return found
+
+    @cached_property
+    def parameters_in(self) -> dict[fx.Node, dict[str, ParameterSpec]]:
+        """Nodes that are computed from nothing but parameters and constants, and from which parameters."""
+        found: dict[fx.Node, dict[str, ParameterSpec]] = {}
+        for node in self.nodes:
+            inputs = node._input_nodes
+            if node in self.placeholders:
+                spec = self.placeholders[node]
+                found[node] = {spec.name: spec}
+            elif not inputs:
+                if node.op != "placeholder":
+                    found[node] = _NO_PARAMETERS
+            elif all(i in found for i in inputs):
+                found[node] = self._parameters_of_pure(node, found)
+        return found
+
+    def _parameters_of_pure(
+        self, node: fx.Node, found: dict[fx.Node, dict[str, ParameterSpec]]
+    ) -> dict[str, ParameterSpec]:
+        gathers = self.gathers.holders.get(node)
+        if gathers is not None:
+            return {g.parameter.name: g.parameter for g in gathers if g.parameter is not None}
+        inputs = list(node._input_nodes)
+        if len(inputs) == 1:
+            return found[inputs[0]]
+        return {name: spec for i in inputs for name, spec in found[i].items()}
+
+    @cached_property
+    def regions(self) -> Regions:
+        """Every run of every MoE region."""
+        return Regions(self)
+
+    # -- output ----------------------------------------------------------------------------------------------------
+    @cached_property
+    def output(self) -> fx.Node:
+        """The output node."""
+        return self.graph.output
+
+    def output_group(self, index: int) -> tuple[Any, ...]:
+        """Outputs (0), parameter gradients (1) or input gradients (2); empty where the output lacks them."""
+        groups = self.output.args[0] if self.output.args else ()
+        if not isinstance(groups, (list, tuple)) or index >= len(groups):
+            return ()
+        group = groups[index]
+        return tuple(group) if isinstance(group, (list, tuple)) else ()
+
+    @cached_property
+    def gradients(self) -> dict[str, Any]:
+        """What is returned as gradient of each trainable parameter, as far as the output goes."""
+        return {p.name: g for p, g in zip(self.manifest.trainable, self.output_group(1), strict=False)}

@@ -1,0 +1,212 @@
+"""Rules `reduce-once` and `divisor`: each gradient is summed over the right ranks and divided by the right number.
+
+    dense     summed over replicate, fsdp, ep      divided by the number of data ranks (grad_reduce "mean")
+    expert    summed over replicate, fsdp          divided by the SAME number: its ep group's share came with the tokens
+    frozen    in no reduction
+
+What is due is computed here from the mesh and the layouts, not read from any node.
+"""
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from ep_fx.graph import ParameterSpec, Role, is_collective, role_of, target_name
+from ep_fx.verify.facts import Facts
+from ep_fx.verify.reading import arg, flat_nodes
+from ep_fx.verify.reductions import GradientPath, dims_of, gradient_path, is_reduction
+from ep_fx.verify.rule import Violation, rule
+
+_ZEROS = frozenset({"aten::zeros", "aten::zeros_like", "aten::new_zeros"})
+_FULLS = frozenset({"aten::full", "aten::full_like", "aten::new_full", "aten::scalar_tensor"})
+_VIEWS_OF_ZEROS = frozenset({"aten::expand", "aten::view", "aten::reshape", "aten::t", "aten::_to_copy", "aten::clone"})
+
+
+@rule("reduce-once", "a trainable gradient is summed once over each mesh dimension on which it differs, over no other")
+def reduce_once(facts: Facts) -> Iterator[Violation]:
+    reached: set[tuple[fx.Node, int | None]] = set()
+    summed = _summed_upstream(facts)
+    for spec, path in paths(facts):
+        facts.checked += 1
+        yield from _entry(facts, spec, path, summed)
+        reached.update(path.reduces)
+        if facts.sharded:
+            yield from _dims(facts, spec, path)
+            yield from _form(facts, spec, path)
+    for role in (Role.REDUCE_GRAD, Role.ALL_REDUCE_GRAD):
+        for node in facts.by_role[role]:
+            yield from _no_other(facts, node, reached)
+
+
+@rule("divisor", "the product of the scales on a gradient's way is the convention's: the number of data ranks, or 1")
+def divisor(facts: Facts) -> Iterator[Violation]:
+    if not facts.sharded:
+        return
+    sizes, mean = facts.manifest.mesh.sizes, facts.manifest.grad_reduce == "mean"
+    due = math.prod(sizes.get(dim, 1) for dim in ("replicate", "fsdp", "ep")) if mean else 1
+    for spec, path in paths(facts):
+        facts.checked += 1
+        if not math.isclose(path.divisor, due, rel_tol=1e-12):
+            yield Violation(
+                at=path.scales[0] if path.scales else path.at or facts.output,
+                expected=f"the gradient of {spec.name} divided by {due}: grad_reduce {facts.manifest.grad_reduce!r}",
+                got=f"divided by {path.divisor:g}",
+                remedy="divide by the number of data ranks, experts too; never by the size of the reduced group",
+            )
+
+
+def paths(facts: Facts) -> Iterator[tuple[ParameterSpec, GradientPath]]:
+    """The way of each trainable parameter's gradient."""
+    for name, value in facts.gradients.items():
+        spec = facts.manifest.names[name]
+        yield spec, gradient_path(value, bool(facts.sharded and _due(facts, spec)))
+
+
+def _due(facts: Facts, spec: ParameterSpec) -> tuple[str, ...]:
+    """The dimensions to sum over, worked out from the layout."""
+    dims = ("replicate", "fsdp") if spec.layout.is_expert else ("replicate", "fsdp", "ep")
+    return tuple(dim for dim in dims if facts.manifest.mesh.sizes.get(dim, 1) > 1)
+
+
+def _dims(facts: Facts, spec: ParameterSpec, path: GradientPath) -> Iterator[Violation]:
+    mesh, due = facts.manifest.mesh, _due(facts, spec)
+    scattered: list[tuple[str, ...]] = []
+    other: list[tuple[str, ...]] = []
+    for node, _ in path.reduces:
+        dims = dims_of(node, mesh) or ("an unknown group",)
+        (scattered if role_of(node) is Role.REDUCE_GRAD else other).append(dims)
+    gather = spec.layout.gather_dims
+    got = Counter(dim for dims in (*scattered, *other) for dim in dims)
+    foreign = [node for node, _ in path.reduces if role_of(node) not in (Role.REDUCE_GRAD, Role.ALL_REDUCE_GRAD)]
+    if got == Counter(due) and scattered == ([gather] if gather else []) and not foreign:
+        yield from _world_sizes(facts, path)
+        return
+    scatter = f"scattered over {gather}" if gather else "not scattered"
+    yield Violation(
+        at=foreign[0] if foreign else path.reduces[0][0] if path.reduces else path.at or facts.output,
+        expected=f"the gradient of {spec.name} summed once over {due or 'nothing'}, {scatter}",
+        got=f"summed over {list(got.elements()) or 'nothing'}, scattered over {scattered or 'nothing'}"
+        + (f", by %{foreign[0].name} of another dialect" if foreign else ""),
+        remedy="one reduce_grad over the dimensions that the parameter is gathered over, all_reduce_grad over the rest",
+    )
+
+
+def _world_sizes(facts: Facts, path: GradientPath) -> Iterator[Violation]:
+    for node, _ in path.reduces:
+        size = facts.manifest.mesh.size(*(dims_of(node, facts.manifest.mesh) or ()))
+        if role_of(node) is Role.REDUCE_GRAD and arg(node, 1) != size:
+            yield Violation(node, f"world size {size}, its group's", f"{arg(node, 1)}", "pass the size of the group")
+
+
+def _form(facts: Facts, spec: ParameterSpec, path: GradientPath) -> Iterator[Violation]:
+    """Cut like the parameter: uneven blocks padded before the sum, unpadded after it."""
+    layout = spec.layout
+    if not layout.gather_dims:
+        return
+    cut = [] if layout.is_even else [(layout.shard_dim, list(layout.shard_sizes))]
+    got = [(arg(d, 1), list(arg(d, 2))) for d in path.disassembles]
+    unpad = [] if len(set(layout.shard_sizes)) == 1 else [layout.shard_dim]
+    if got != cut or [arg(u, 1) for u in path.unpads] != unpad:
+        yield Violation(
+            at=next(iter([*path.disassembles, *path.unpads, path.at or facts.output])),
+            expected=f"the gradient of {spec.name} disassembled {cut}, unpadded along {unpad}",
+            got=f"disassembled {got}, unpadded along {[arg(u, 1) for u in path.unpads]}",
+            remedy="cut the gradient exactly as the parameter is cut",
+        )
+
+
+def _no_other(facts: Facts, node: fx.Node, reached: set[tuple[fx.Node, int | None]]) -> Iterator[Violation]:
+    """Every element of a reduction ends in the gradient of a trainable parameter."""
+    listed = arg(node, 0)
+    for index in range(len(listed) if isinstance(listed, (list, tuple)) else 0):
+        facts.checked += 1
+        if (node, index) not in reached:
+            yield Violation(
+                at=node,
+                expected="reductions of trainable parameters' gradients only",
+                got=f"element {index} of %{node.name} ends in no gradient of the output (a frozen parameter's?)",
+                remedy="reduce nothing that is not returned",
+            )
+
+
+# -- entry ---------------------------------------------------------------------------------------------------------
+def _summed_upstream(facts: Facts) -> dict[fx.Node, fx.Node]:
+    """Backward values that some earlier sum over ranks has gone into (over ``tp`` that is the model's own)."""
+    found: dict[fx.Node, fx.Node] = {}
+    kinds: dict[Any, bool] = {}
+    for node in facts.nodes[facts.backward_start :]:
+        first = next((found[i] for i in node._input_nodes if i in found), None)
+        if first is None and node.op == "call_function":
+            known = kinds.get(node.target)
+            if known is None:
+                known = kinds[node.target] = is_collective(node) and is_reduction(node)
+            if known and dims_of(node, facts.manifest.mesh) != ("tp",):
+                first = node
+        if first is not None:
+            found[node] = first
+    return found
+
+
+def _entry(
+    facts: Facts, spec: ParameterSpec, path: GradientPath, summed: dict[fx.Node, fx.Node]
+) -> Iterator[Violation]:
+    """What enters is the gradient itself: computed from a tangent, reduced nowhere before, zero only if unused."""
+    entry = path.entry
+    if isinstance(entry, fx.Node) and entry in summed:
+        yield Violation(
+            at=summed[entry],
+            expected=f"the gradient of {spec.name} not summed over ranks before its own reduction",
+            got=f"%{summed[entry].name} on its way from the tangents",
+            remedy="remove the second reduction",
+        )
+    if isinstance(entry, fx.Node) and entry in facts.dependents:
+        return
+    if not isinstance(entry, fx.Node) or not is_zero(entry):
+        got = f"%{entry.name}, which depends on no tangent" if isinstance(entry, fx.Node) else repr(entry)
+        remedy = "return what backward computes for it"
+    elif _is_used(facts, spec):
+        got, remedy = f"constant zeros from %{entry.name}", "keep the nodes that compute this gradient"
+    else:
+        return
+    at = entry if isinstance(entry, fx.Node) else path.at or facts.output
+    yield Violation(at, f"the gradient of {spec.name}, which forward uses", got, remedy)
+
+
+def is_zero(node: fx.Node) -> bool:
+    """Whether `node` is zero whatever the inputs are."""
+    name = target_name(node)
+    while name in _VIEWS_OF_ZEROS and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+        name = target_name(node)
+    if name in _ZEROS:
+        return True
+    return name in _FULLS and arg(node, 0 if name == "aten::scalar_tensor" else 1) == 0
+
+
+def _is_used(facts: Facts, spec: ParameterSpec) -> bool:
+    """Whether a differentiable output is computed from the parameter through values that carry gradients."""
+    outputs = facts.output_group(0)
+    wanted = {n for i in facts.manifest.differentiable if i < len(outputs) for n in flat_nodes(outputs[i])}
+    stack = [node for node, owner in facts.placeholders.items() if owner is spec]
+    seen: set[fx.Node] = set()
+    while stack:
+        node = stack.pop()
+        if node in wanted:
+            return True
+        if node in seen or facts.is_backward(node) or not _carries_gradients(node):
+            continue
+        seen.add(node)
+        stack.extend(node.users)
+    return False
+
+
+def _carries_gradients(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        return value.is_floating_point() or value.is_complex()
+    return role_of(node) is not Role.CONTEXT and node.target is not torch.ops.aten.detach.default

@@ -1,0 +1,107 @@
+"""Rule `order`: the list of nodes is a valid program, for data and for memory."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import networkx as nx
+from torch import fx
+
+from ep_fx.graph import Phase, info_of
+from ep_fx.graph.effects import effect_edges
+from ep_fx.verify.facts import Facts
+from ep_fx.verify.report import node_text
+from ep_fx.verify.rule import Violation, rule
+
+
+@rule("order", "the node list is a linear extension of data edges and effect edges; forward comes before backward")
+def order(facts: Facts) -> Iterator[Violation]:
+    yield from _data(facts)
+    yield from _effects(facts)
+    yield from _frame(facts)
+    if facts.manifest.tangents:
+        yield from _halves(facts)
+
+
+def _data(facts: Facts) -> Iterator[Violation]:
+    position, output = facts.position, facts.output
+    for node, here in position.items():
+        for source in node._input_nodes:
+            there = position.get(source, -1)
+            if 0 <= there < here:
+                continue
+            yield Violation(
+                at=node,
+                expected=f"%{source.name} in the list before %{node.name}, which reads it",
+                got=_cycle(facts, source, node) if there >= 0 else f"%{source.name} was erased or is of another graph",
+                remedy="move the reader behind its arguments",
+            )
+    facts.checked += len(position)
+    if facts.nodes[-1] is not output:
+        yield Violation(output, "the output as last node", f"{node_text(facts.nodes[-1])} follows it", "move it up")
+
+
+def _effects(facts: Facts) -> Iterator[Violation]:
+    position = facts.position
+    for edge in effect_edges(facts.graph, facts.aliases, facts.gathers):
+        facts.checked += 1
+        if position[edge.before] > position[edge.after]:
+            yield Violation(
+                at=edge.before,
+                expected=f"%{edge.before.name} before %{edge.after.name}: {edge.reason}",
+                got=_cycle(facts, edge.before, edge.after),
+                remedy=f"move %{edge.after.name} behind %{edge.before.name}",
+            )
+
+
+def _cycle(facts: Facts, before: fx.Node, after: fx.Node) -> str:
+    """The path that makes the edge `before` -> `after` unfulfillable, or that it is merely out of order."""
+    links = nx.DiGraph((source, node) for node in facts.nodes for source in node.all_input_nodes)
+    links.add_edges_from((e.before, e.after) for e in effect_edges(facts.graph, facts.aliases, facts.gathers))
+    if before in links and after in links and nx.has_path(links, after, before):
+        path = [before, *nx.shortest_path(links, after, before)]
+        return "a cycle, so no order is valid: " + " -> ".join(f"%{node.name}" for node in path)
+    return f"%{before.name} at {facts.position[before]}, %{after.name} at {facts.position[after]}"
+
+
+def _frame(facts: Facts) -> Iterator[Violation]:
+    """Placeholders come first, in the order of the Manifest."""
+    manifest = facts.manifest
+    expected = [p.placeholder for p in manifest.parameters] + [b.placeholder for b in manifest.buffers]
+    expected += [*manifest.inputs, *manifest.tangents]
+    found = [node for node in facts.nodes if node.op == "placeholder"]
+    facts.checked += len(found)
+    if [node.target for node in found] != expected:
+        wrong = next((n for n, name in zip(found, expected, strict=False) if n.target != name), facts.nodes[0])
+        yield Violation(
+            at=wrong,
+            expected=f"the {len(expected)} placeholders of the Manifest: parameters, buffers, inputs, tangents",
+            got=f"{len(found)} placeholders, the first difference at %{wrong.name}",
+            remedy="leave placeholders as capture made them",
+        )
+    late = next((n for n in found if facts.position[n] >= len(found)), None)
+    if late is not None:
+        yield Violation(late, "placeholders before all other nodes", f"%{late.name} is further down", "move it up")
+
+
+def _halves(facts: Facts) -> Iterator[Violation]:
+    """What reads a gradient stands behind all of forward, and carries the label by which the graph is split."""
+    start = facts.backward_start
+    for node in facts.nodes:
+        if node.op != "call_function":
+            continue
+        facts.checked += 1
+        backward = facts.position[node] >= start
+        if node in facts.dependents and not backward:
+            yield Violation(
+                at=node,
+                expected="forward nodes only, up to the last node that an output needs",
+                got=f"%{node.name} depends on a tangent and stands before forward's last node, at {start - 1}",
+                remedy="move it behind forward",
+            )
+        elif (info_of(node).phase is Phase.BACKWARD) is not backward:
+            yield Violation(
+                at=node,
+                expected=f"phase {'backward' if backward else 'forward'}, as its data says",
+                got=f"labelled {info_of(node).phase.value}: the split would put it in the wrong half",
+                remedy="give the node the phase of the half in which it stands",
+            )

@@ -1,0 +1,269 @@
+"""Rule `pair`: dispatch, combine and their backwards of one run of a region belong together, and to nobody else.
+
+    context       permuted_indices, splits, number of rows: all from one dispatch of the node's own region
+    direction     rows go out with (output, input) splits and come back with (input, output)
+    flow          what is combined was dispatched with that context; what computes in between uses that region's
+                  weights and token counts
+
+Holds for logical nodes and for lowered exchanges. O(nodes).
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from ep_fx.graph import Role, role_of
+from ep_fx.verify.facts import Facts
+from ep_fx.verify.reading import arg, names
+from ep_fx.verify.regions import (
+    FIELDS,
+    LOGICAL_CONTEXT,
+    LOGICAL_FIELDS,
+    TOKENS,
+    Region,
+    Trip,
+    count_exchange,
+    flow,
+    inputs_in,
+    origin,
+)
+from ep_fx.verify.rule import Violation, rule
+
+_ONE_CONTEXT = "take permuted_indices, splits and number of rows from the one dispatch whose rows these are"
+
+
+@rule("pair", "each combine and each backward node takes all its context from one dispatch of its own region")
+def pair(facts: Facts) -> Iterator[Violation]:
+    for region in facts.regions.all:
+        yield from _dispatch(facts, region)
+        yield from _once_each(facts, region)
+        for call in region.calls:
+            facts.checked += 1
+            yield from _call(region, call)
+    for stray in facts.regions.strays:
+        yield Violation(stray, "the context of a dispatch", names(stray.all_input_nodes), _ONE_CONTEXT)
+    for trip in facts.regions.trips:
+        facts.checked += len(trip.edges)
+        yield from _trip(facts, trip)
+    for backward in (False, True):
+        yield from _flow(facts, flow(facts, backward=backward), backward)
+
+
+# -- dispatch ------------------------------------------------------------------------------------------------------
+def _dispatch(facts: Facts, region: Region) -> Iterator[Violation]:
+    facts.checked += 1
+    node, ep = region.dispatch, facts.manifest.mesh.size("ep")
+    if region.spec is None:
+        known = sorted(r.name for r in facts.manifest.regions)
+        yield Violation(node, f"a region of the Manifest: {known}", repr(region.name), "keep the region's name")
+    if arg(node, 3) != ep:
+        yield Violation(node, f"ep_size {ep}, the mesh's", repr(arg(node, 3)), "dispatch over the whole ep dimension")
+    if not region.lowered:
+        return
+    counts = count_exchange(node)
+    if counts is None or arg(counts, 0) is not arg(node, 0):
+        yield Violation(
+            at=node,
+            expected=f"as second argument the exchanged counts of %{_name(arg(node, 0))}",
+            got=f"%{_name(arg(node, 1))}",
+            remedy="exchange tokens_per_expert over the ep group, wait, and hand both to dispatch_context",
+        )
+    elif region.spec is not None:
+        each = [region.spec.num_experts // ep] * ep
+        wanted = (each, each, facts.manifest.mesh.groups.get(("ep",)))
+        got = (_listed(arg(counts, 1)), _listed(arg(counts, 2)), arg(counts, 3))
+        if got != wanted:
+            yield Violation(counts, f"splits and group {wanted}", f"{got}", "send each rank its experts' counts")
+    rows = {trip.rows for trip in region.sends if not facts.is_backward(trip.exchange)}
+    if rows and not any(_is_length_of(arg(node, 2), row) for row in rows):
+        yield _wrong_length(node, arg(node, 2), next(iter(rows)))
+
+
+def _once_each(facts: Facts, region: Region) -> Iterator[Violation]:
+    """One combine of one dispatch; a second backward would add its gradient twice."""
+    combines, lowered = region.combine_ends, region.lowered
+    if len(combines) > 1:
+        yield Violation(combines[1], f"one combine for %{region.dispatch.name}", names(combines), _ONE_CONTEXT)
+    sent = [t.rows for t in region.sends if not facts.is_backward(t.exchange)]
+    ways = len(sent) if lowered else 1
+    if lowered and (not sent or len(set(sent)) != len(sent) or len(sent) > 2):
+        yield Violation(
+            at=region.dispatch,
+            expected="rows (and their weights, where there are any) dispatched once each with this context",
+            got=f"{len(sent)} exchanges send {names(s for s in sent if isinstance(s, fx.Node))}",
+            remedy="one exchange for the rows, one for the weights",
+        )
+    starts, ends = region.combine_backward_starts, region.dispatch_backward_ends
+    for what, found, most in (("combine_backward", starts, 1), ("dispatch_backward", ends, ways)):
+        if len(found) > most:
+            yield Violation(found[most], f"one {what} for %{region.dispatch.name}", names(found), _ONE_CONTEXT)
+
+
+# -- logical nodes -------------------------------------------------------------------------------------------------
+def _call(region: Region, node: fx.Node) -> Iterator[Violation]:
+    first = LOGICAL_CONTEXT[role_of(node)]
+    for place, field in ((first, 3), (first + 1, 4)):
+        edge = origin(arg(node, place))
+        if edge != (region.dispatch, field):
+            yield Violation(
+                at=node,
+                expected=f"{LOGICAL_FIELDS[field]} of %{region.dispatch.name} as argument {place}",
+                got=_edge_text(arg(node, place)),
+                remedy=_ONE_CONTEXT,
+            )
+    if arg(node, len(node.target._schema.arguments) - 1) != region.name:  # type: ignore[union-attr]
+        yield Violation(node, f"region {region.name!r}, its dispatch's", f"{node.args[-1]!r}", "keep the region's name")
+    if role_of(node) is not Role.COMBINE_BACKWARD:
+        rows = arg(region.dispatch, 0)
+        if not _is_length_of(arg(node, first + 2), rows):
+            yield _wrong_length(node, arg(node, first + 2), rows)
+
+
+def _wrong_length(node: fx.Node, got: Any, rows: Any) -> Violation:
+    return Violation(
+        at=node,
+        expected=f"the number of rows of %{_name(rows)}, which was dispatched",
+        got=f"%{got.name}" if isinstance(got, fx.Node) else repr(got),
+        remedy=_ONE_CONTEXT,
+    )
+
+
+def _is_length_of(size: Any, rows: Any) -> bool:
+    """Whether `size` is the length of `rows` along dim 0: the same expression, or read off the rows themselves."""
+    if not isinstance(rows, fx.Node):
+        return False
+    value = rows.meta.get("val")
+    length = value.shape[0] if isinstance(value, torch.Tensor) else None
+    if not isinstance(size, fx.Node):
+        return length is not None and _same_size(size, length)
+    if size.target is torch.ops.aten.sym_size.int and size.args[0] is rows and size.args[1] == 0:
+        return True
+    return length is not None and _same_size(size.meta.get("val"), length)
+
+
+def _same_size(a: Any, b: Any) -> bool:
+    left = a.node.expr if isinstance(a, torch.SymInt) else a
+    right = b.node.expr if isinstance(b, torch.SymInt) else b
+    return left is not None and bool(left == right)
+
+
+# -- lowered exchanges ---------------------------------------------------------------------------------------------
+def _trip(facts: Facts, trip: Trip) -> Iterator[Violation]:
+    group = facts.manifest.mesh.groups.get(("ep",))
+    if arg(trip.exchange, 3) != group:
+        yield Violation(
+            trip.exchange, f"an exchange over the ep group {group!r}", f"{arg(trip.exchange, 3)!r}", "use the ep group"
+        )
+    if trip.kind == "?" or trip.after is None or _ENDS[trip.kind] is not role_of(trip.after):
+        yield Violation(
+            at=trip.exchange,
+            expected="send_rows before and regroup after it, or ungroup before and pad_rows after it",
+            got=f"%{trip.before.name if trip.before else _name(arg(trip.exchange, 0))} before, %{trip.end.name} after",
+            remedy="keep the halves of an exchange together",
+        )
+    owner = next((r for _, value, _ in trip.edges if (r := facts.regions.owner(value)) is not None), None)
+    for place, value, field in trip.edges:
+        edge = origin(value)
+        if owner is None or edge != (owner.dispatch, field):
+            yield Violation(
+                at=trip.exchange,
+                expected=f"{FIELDS[field]} of %{owner.dispatch.name if owner else 'dispatch_context'} as {place}",
+                got=_edge_text(value),
+                remedy=_ONE_CONTEXT + "; on the way back the splits are swapped",
+            )
+
+
+_ENDS = {"send": Role.REGROUP, "return": Role.PAD_ROWS}
+
+
+# -- flow ----------------------------------------------------------------------------------------------------------
+def _flow(facts: Facts, masks: dict[fx.Node, int], backward: bool) -> Iterator[Violation]:
+    regions = facts.regions.all
+    for index, region in enumerate(regions):
+        for rows in _coming_back(facts, region, backward):
+            facts.checked += 1
+            constant = backward and rows not in facts.dependents
+            if isinstance(rows, fx.Node) and not constant and not masks.get(rows, 0) & 1 << index:
+                what = ("dispatch_backward", "combine_backward") if backward else ("combine", "dispatch")
+                others = [f"%{r.dispatch.name}" for i, r in enumerate(regions) if masks.get(rows, 0) & 1 << i]
+                yield Violation(
+                    at=rows,
+                    expected=f"{what[0]} with the context of %{region.dispatch.name} on rows of its own {what[1]}",
+                    got=f"rows of {', '.join(others) or 'no ' + what[1]}",
+                    remedy=_ONE_CONTEXT,
+                )
+    for node in masks:
+        yield from _inside(facts, node, masks, backward)
+
+
+def _coming_back(facts: Facts, region: Region, backward: bool) -> list[Any]:
+    """What leaves the experts of `region`: the rows that its combine (dispatch_backward) gets."""
+    if region.lowered:
+        return [t.rows for t in region.returns if facts.is_backward(t.exchange) is backward]
+    role = Role.DISPATCH_BACKWARD if backward else Role.COMBINE
+    return [arg(call, 0) for call in region.calls if role_of(call) is role]
+
+
+def _inside(facts: Facts, node: fx.Node, masks: dict[fx.Node, int], backward: bool) -> Iterator[Violation]:
+    """Experts compute with the weights and the counts of the region whose rows they got."""
+    role = role_of(node)
+    counts_at = _COUNTS_AT.get(role)
+    weights = {name: spec for i in node._input_nodes for name, spec in facts.parameters_in.get(i, _NONE).items()}
+    experts = {name for name, spec in weights.items() if spec.layout.is_expert}
+    if counts_at is None and not experts:
+        return
+    regions = [r for i, r in enumerate(facts.regions.all) if inputs_in(masks, iter(node._input_nodes)) & 1 << i]
+    facts.checked += 1
+    if regions and not any(_has_weights(r, experts, weights, counts_at) for r in regions):
+        allowed = sorted({name for r in regions if r.spec for name in r.spec.parameters})
+        yield Violation(
+            at=node,
+            expected=f"weights of region {', '.join(sorted({r.name for r in regions}))}: {allowed}",
+            got=f"{sorted(weights) or 'no parameter'}",
+            remedy="compute each region with its own experts",
+        )
+    if counts_at is not None and regions:
+        edge = _counts_origin(arg(node, counts_at))
+        if edge is None or not any(edge == (r.dispatch, TOKENS if r.lowered else 2) for r in regions):
+            yield Violation(
+                at=node,
+                expected=f"tokens_per_expert of {', '.join(f'%{r.dispatch.name}' for r in regions)}",
+                got=_edge_text(arg(node, counts_at)),
+                remedy="take the counts from the dispatch that brought the rows",
+            )
+
+
+_COUNTS_AT = {Role.GROUPED_MM: 2, Role.GROUPED_MM_BACKWARD: 3}
+_NONE: dict[str, Any] = {}
+
+
+def _has_weights(region: Region, experts: set[str], weights: dict[str, Any], counts_at: int | None) -> bool:
+    own = set(region.spec.parameters) if region.spec is not None else set()
+    return own >= (set(weights) if counts_at is not None else experts)
+
+
+def _counts_origin(value: Any) -> tuple[fx.Node, int] | None:
+    """The context value behind counts, through casts and views."""
+    while isinstance(value, fx.Node) and origin(value) is None and len(value.all_input_nodes) == 1:
+        value = value.all_input_nodes[0]
+    return origin(value)
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, (list, tuple)) else value
+
+
+def _name(value: Any) -> str:
+    return value.name if isinstance(value, fx.Node) else repr(value)
+
+
+def _edge_text(value: Any) -> str:
+    edge = origin(value)
+    if edge is None:
+        return f"%{value.name}" if isinstance(value, fx.Node) else repr(value)
+    fields = FIELDS if role_of(edge[0]) is Role.CONTEXT else LOGICAL_FIELDS
+    field = fields[edge[1]] if 0 <= edge[1] < len(fields) else str(edge[1])
+    return f"{field} of %{edge[0].name}"
