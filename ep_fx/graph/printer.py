@@ -20,7 +20,7 @@ from ep_fx.graph.names import value_names
 from ep_fx.graph.parallel_graph import ParallelGraph
 from ep_fx.graph.places import GROUP_ARGUMENTS, Action, Places
 from ep_fx.graph.roles import Role, role_of
-from ep_fx.graph.texts import block_of, group_text, mesh_text, parameter_text, plural, target_text
+from ep_fx.graph.texts import block_of, group_text, mesh_text, parameter_text, plural, source_text, target_text
 from ep_fx.graph.values import SymbolNames, bytes_text, dtype_text
 
 _LONG_RUN = 4
@@ -127,16 +127,16 @@ class GraphText:
             return place.subject
         return block_of(place.subject) or "model"
 
-    def line(self, node: fx.Node) -> str:
-        """``%name: type = op(arguments)  # module (source)``."""
+    def line(self, node: fx.Node, note: bool = True) -> str:
+        """``%name: type = op(arguments)  # module (source)``; without the comment where `note` is False."""
         info = info_of(node)
         spec = self.places.parameters.get(node) or self.places.gradients.get(node)
         where = spec.name if spec else info.fqn
-        note = " ".join(x for x in (where, f"({info.source})" if info.source else None) if x)
+        comment = " ".join(x for x in (where, f"({source_text(info.source)})" if info.source else None) if x)
         call = self.call(node)
         has_result = role_of(node) is not Role.RESHARD
         text = f"{self._left(node)} = {call}" if has_result else call
-        return f"{text}  # {note}" if note else text
+        return f"{text}  # {comment}" if note and comment else text
 
     def call(self, node: fx.Node) -> str:
         """The right-hand side."""

@@ -57,3 +57,8 @@ def block_of(fqn: str) -> str:
 def plural(count: int, noun: str) -> str:
     """``1 node``, ``2 nodes``."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def source_text(source: str) -> str:
+    """``file.py:12``: a source line without its folder, which differs between machines."""
+    return source.replace("\\", "/").rsplit("/", 1)[-1]

@@ -32,7 +32,7 @@ def text(graph: ParallelGraph) -> str:
 
 
 def test_same_bytes_in_every_process_whatever_the_hash_seed(text: str) -> None:
-    code = "from tests.viz import sample; from ep_fx.graph import printer as p; print(p.print_graph(sample.build()), end='')"
+    code = "import sys, tests.viz.sample as s, ep_fx.graph.printer as p; sys.stdout.write(p.print_graph(s.build()))"
     for seed in ("1", "2"):
         env = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-c", code]

@@ -117,7 +117,7 @@ class Builder:
         for index, spec in enumerate(specs):
             value = self.get(scaled, index)
             if not spec.layout.is_even:
-                value = self.add(EP.unpad_shard.default, value, 0, spec.layout.shard_sizes[0])
+                value = self.add(EP.unpad_shard.default, value, 0, self.graph.placeholder(spec.placeholder))
             result[spec.name] = value
         return result
 
