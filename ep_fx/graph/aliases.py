@@ -65,15 +65,18 @@ def _plan(target: Any) -> _Plan | None:
         return _Plan((((0, schema.arguments[0].name),),) * len(results), False, is_list)
     returns, element_wise = [], False
     for result in results:
-        labels = result.alias_info.before_set if result.alias_info else set()
-        sources = [
-            (position, argument)
-            for position, argument in enumerate(schema.arguments)
-            if argument.alias_info is not None and labels & argument.alias_info.before_set
-        ]
+        sources = [(i, a) for i, a in enumerate(schema.arguments) if _share(result.alias_info, a.alias_info)]
         element_wise = is_list and len(sources) == 1 and str(sources[0][1].type).startswith("List")
         returns.append(tuple((position, argument.name) for position, argument in sources))
     return _Plan(tuple(returns), element_wise, is_list) if any(returns) else None
+
+
+def _share(result: Any, argument: Any) -> bool:
+    """Whether two alias annotations may mean the same memory; torch drops the labels of those inside a list."""
+    if result is None or argument is None:
+        return False
+    labels, others = result.before_set, argument.before_set
+    return not labels or not others or not labels.isdisjoint(others)
 
 
 def _argument(node: fx.Node, position: int, name: str) -> Any:

@@ -1,14 +1,15 @@
 """Where backward begins, derived from data alone: labels in NodeInfo are not read.
 
-    forward    up to the last node that an output or a buffer update needs, and what follows it
-    backward   from the first node behind those that reads a gradient, or gathers parameters anew
+    forward    up to the last node that an output or a buffer update needs
+    either     what follows it: freed parameters, sizes
+    backward   from the first node behind it that reads a gradient, or gathers parameters anew
 
 A graph without tangents is forward only. Two walks, O(nodes).
 """
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from torch import fx
 
@@ -17,6 +18,18 @@ from ep_fx.graph.parallel_graph import ParallelGraph
 from ep_fx.graph.roles import Role, is_mutation, role_of
 
 _OPENS_BACKWARD = frozenset({Role.PAD_SHARD, Role.UNSHARD})
+
+
+class Boundary(NamedTuple):
+    """Where forward ends and backward begins.
+
+    Args:
+        earliest: position behind the last node that forward needs.
+        latest: position of the first node that can only belong to backward.
+    """
+
+    earliest: int
+    latest: int
 
 
 def tangent_dependents(graph: ParallelGraph) -> set[fx.Node]:
@@ -32,10 +45,10 @@ def tangent_dependents(graph: ParallelGraph) -> set[fx.Node]:
     return found
 
 
-def backward_start(
+def boundary(
     graph: ParallelGraph, aliases: Aliases | None = None, dependents: set[fx.Node] | None = None
-) -> int | None:
-    """Position of the first backward node, None where the graph has no backward half."""
+) -> Boundary | None:
+    """Where `graph` turns from forward to backward, None where it has no backward half."""
     if not graph.manifest.tangents:
         return None
     nodes = list(graph)
@@ -45,8 +58,8 @@ def backward_start(
     for position in range(first, len(nodes)):
         node = nodes[position]
         if node.op == "output" or node in dependents or role_of(node) in _OPENS_BACKWARD:
-            return position
-    return len(nodes)
+            return Boundary(first, position)
+    return Boundary(first, len(nodes))
 
 
 def _needed_by_forward(

@@ -13,7 +13,7 @@ from torch import fx
 from ep_fx.graph import ParallelGraph, ParameterSpec, Role, role_of
 from ep_fx.graph.aliases import Aliases
 from ep_fx.graph.gathers import Gathers
-from ep_fx.graph.phases import backward_start, tangent_dependents
+from ep_fx.graph.phases import Boundary, boundary, tangent_dependents
 from ep_fx.verify.regions import Regions
 
 _NO_PARAMETERS: dict[str, ParameterSpec] = {}
@@ -66,10 +66,15 @@ class Facts:
         return tangent_dependents(self.graph)
 
     @cached_property
+    def boundary(self) -> Boundary:
+        """Where forward ends and backward begins; behind all nodes where there is no backward."""
+        found = boundary(self.graph, self.aliases, self.dependents)
+        return Boundary(len(self.nodes), len(self.nodes)) if found is None else found
+
+    @property
     def backward_start(self) -> int:
-        """Position of the first backward node; the number of nodes where there is none."""
-        start = backward_start(self.graph, self.aliases, self.dependents)
-        return len(self.nodes) if start is None else start
+        """Position of the first node that can only belong to backward."""
+        return self.boundary.latest
 
     def is_backward(self, node: fx.Node) -> bool:
         """Whether `node` stands in the backward half."""

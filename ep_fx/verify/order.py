@@ -84,24 +84,28 @@ def _frame(facts: Facts) -> Iterator[Violation]:
 
 
 def _halves(facts: Facts) -> Iterator[Violation]:
-    """What reads a gradient stands behind all of forward, and carries the label by which the graph is split."""
-    start = facts.backward_start
-    for node in facts.nodes:
-        if node.op != "call_function":
-            continue
-        facts.checked += 1
-        backward = facts.position[node] >= start
-        if node in facts.dependents and not backward:
-            yield Violation(
-                at=node,
-                expected="forward nodes only, up to the last node that an output needs",
-                got=f"%{node.name} depends on a tangent and stands before forward's last node, at {start - 1}",
-                remedy="move it behind forward",
-            )
-        elif (info_of(node).phase is Phase.BACKWARD) is not backward:
-            yield Violation(
-                at=node,
-                expected=f"phase {'backward' if backward else 'forward'}, as its data says",
-                got=f"labelled {info_of(node).phase.value}: the split would put it in the wrong half",
-                remedy="give the node the phase of the half in which it stands",
-            )
+    """What reads a gradient stands behind all of forward, and so do the labels by which the graph is split."""
+    earliest, latest = facts.boundary
+    early = next((n for n in facts.nodes[:earliest] if n in facts.dependents and n.op != "placeholder"), None)
+    facts.checked += len(facts.nodes)
+    if early is not None:
+        yield Violation(
+            at=early,
+            expected=f"forward nodes only, up to %{facts.nodes[earliest - 1].name}, which an output needs",
+            got=f"%{early.name} depends on a tangent",
+            remedy="move it behind forward",
+        )
+    calls = [n for n in facts.nodes if n.op == "call_function"]
+    labels = [info_of(n).phase is Phase.BACKWARD for n in calls]
+    first = labels.index(True) if True in labels else len(calls)
+    wrong = calls[labels.index(False, first)] if False in labels[first:] else None
+    cut = facts.position[calls[first]] if first < len(calls) else len(facts.nodes) - 1
+    if wrong is None and not earliest <= cut <= latest:
+        wrong = facts.nodes[min(cut, latest)]
+    if wrong is not None:
+        yield Violation(
+            at=wrong,
+            expected=f"labels that turn from forward to backward once, between {earliest} and {latest}, as the data does",
+            got=f"labels turn at {cut}; %{wrong.name} is labelled {info_of(wrong).phase.value}",
+            remedy="give nodes the phase of the half in which they stand: the graph is split by it",
+        )
