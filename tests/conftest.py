@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+import torch
 
 from ep_fx.testing.ranks import RankPools, warm_up
 
@@ -20,6 +21,11 @@ class Golden(Protocol):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite golden files instead of comparing")
+
+
+def pytest_configure() -> None:
+    """One thread here as on the ranks: tiny products gain nothing from more, and spinning threads starve the ranks."""
+    torch.set_num_threads(1)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -2,7 +2,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -57,12 +61,24 @@ def unpicklable(rank: int) -> object:
     return lambda: rank
 
 
+def reports_and_sleeps(rank: int, folder: str) -> None:
+    Path(folder, str(os.getpid())).touch()
+    time.sleep(60)
+
+
 def alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     return True
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
 
 
 def test_results_come_by_rank(ranks: RankPools) -> None:
@@ -111,7 +127,7 @@ def test_a_hang_on_one_rank_ends_within_the_limit_and_leaves_no_process() -> Non
         started = time.monotonic()
         with pytest.raises(TimeoutError, match=r"ranks \[1\] of 2 were still in sleeps_on_one after 1 s") as caught:
             pool.run(sleeps_on_one, timeout=1)
-        assert time.monotonic() - started < 4
+        assert time.monotonic() - started < 10
         assert "rank 1 was at" in str(caught.value)
         assert "in sleeps_on_one" in str(caught.value)
         assert not any(map(alive, pids))
@@ -135,3 +151,22 @@ def test_closing_a_pool_leaves_no_process() -> None:
     pids = pool.pids
     pool.close()
     assert not any(map(alive, pids))
+
+
+@pytest.mark.slow
+def test_busy_ranks_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    program = f"""
+from ep_fx.testing import run_ranks
+from tests.testing.test_ranks import reports_and_sleeps
+if __name__ == "__main__":
+    run_ranks(reports_and_sleeps, 2, {str(tmp_path)!r})
+"""
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    root = str(Path(__file__).parents[2])
+    parent = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": root})
+    assert wait_for(lambda: len(list(tmp_path.glob("[0-9]*"))) == 2, 50)
+    parent.kill()
+    parent.wait()
+    pids = [int(path.name) for path in tmp_path.glob("[0-9]*")]
+    assert wait_for(lambda: not any(map(alive, pids)), 5)
