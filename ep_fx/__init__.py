@@ -2,9 +2,10 @@
 from ep_fx import ops  # registers the dialect
 from ep_fx.api import transform
 from ep_fx.capture import register_experts
+from ep_fx.check import CheckReport, check
 from ep_fx.ops import DispatchContext
 from ep_fx.ops.moe import moe
 from ep_fx.runtime import EPModule
 from ep_fx.styles import ExpertParallel
 
-__all__ = ["DispatchContext", "EPModule", "ExpertParallel", "moe", "ops", "register_experts", "transform"]
+__all__ = ["CheckReport", "DispatchContext", "EPModule", "ExpertParallel", "check", "moe", "ops", "register_experts", "transform"]

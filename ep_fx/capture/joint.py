@@ -11,7 +11,7 @@ Private torch API used here: ``make_fx``, ``FakeTensorMode``, ``ShapeEnv``, ``Tr
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,14 +22,14 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.nn.utils import stateless
 from torch.utils import _pytree as pytree
 
-from ep_fx.capture.experts import Experts, install
+from ep_fx.capture.experts import FORMS, Experts, install
 from ep_fx.capture.inputs import Guards, Inputs, Key, fake_inputs, relations_of
 from ep_fx.capture.marker import TANGENT
-from ep_fx.capture.names import module_names
+from ep_fx.capture.names import Failure, module_names, user_frame
 from ep_fx.capture.outputs import drop_caches
 from ep_fx.capture.untouched import refuse_rebound_buffers, untouched
 
@@ -91,7 +91,10 @@ def trace_joint(
     step = _Step(model, list(fake_parameters), list(fake_buffers), experts, inputs, gradients)
     flat = (*fake_parameters.values(), *fake_buffers.values(), *tensors)
     with untouched(model), install(experts), _tracing(mode, gradients):
-        module = make_fx(step, record_stack_traces=True)(*flat)
+        try:
+            module = make_fx(step, record_stack_traces=True)(*flat)
+        except GuardOnDataDependentSymNode as error:
+            raise _refusal(model, step.failure, error) from error
     guards = Guards(inputs.paths, symbols, static, relations_of(env, symbols))
     return Trace(module, guards, *step.result())
 
@@ -117,13 +120,14 @@ class _Step:
     ) -> None:
         self.model, self.parameters, self.buffers = model, parameters, buffers
         self.inputs, self.gradients = inputs, gradients
+        self.failure = Failure()
 
     def __call__(self, *flat: torch.Tensor) -> Any:
         ends = (len(self.parameters), len(self.parameters) + len(self.buffers))
         parameters, buffers, tensors = flat[: ends[0]], flat[ends[0] : ends[1]], flat[ends[1] :]
         given = dict(zip(self.buffers, buffers, strict=True))
         state = {**dict(zip(self.parameters, parameters, strict=True)), **given}
-        with stateless._reparametrize_module(self.model, state, tie_weights=True), module_names(self.model):
+        with stateless._reparametrize_module(self.model, state, tie_weights=True), module_names(self.model) as self.failure:
             args, kwargs = self.inputs.rebuild(tensors)
             output = self.model(*args, **kwargs)
             refuse_rebound_buffers(self.model, given)
@@ -169,4 +173,10 @@ def _zeros(like: torch.Tensor) -> torch.Tensor:
     return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
 
 
-ModelFn = Callable[..., Any]
+def _refusal(model: nn.Module, failure: Failure, error: Exception) -> ValueError:
+    """What is said about a forward whose control flow depends on the values of tensors."""
+    return ValueError(
+        f"{failure.path or type(model).__name__} ({user_frame(error) or 'source unknown'}): forward branches or loops on the "
+        f"values of a tensor, which a graph cannot carry: {str(error).splitlines()[0]}. If these are experts, write them in one "
+        f"of the accepted forms: {'; '.join(FORMS)}"
+    )

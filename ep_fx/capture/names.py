@@ -6,8 +6,11 @@ traced while it is open) and ``seq_nr``, by which a backward node finds the forw
 from __future__ import annotations
 
 import re
+import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,10 +22,18 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _INNER = ("/torch/", "/ep_fx/", "/transformers/utils/", "/transformers/integrations/moe.py")
 
 
+@dataclass
+class Failure:
+    """Where a trace failed: the innermost module that was running, None while nothing failed."""
+
+    path: str | None = None
+
+
 @contextmanager
-def module_names(root: nn.Module) -> Iterator[None]:
+def module_names(root: nn.Module) -> Iterator[Failure]:
     """Annotates what is traced inside each submodule's forward with its path; the hooks go away at the end."""
     stack: list[Any] = []
+    failure = Failure()
 
     def before(path: str) -> Any:
         def hook(module: nn.Module, args: Any) -> None:
@@ -32,16 +43,21 @@ def module_names(root: nn.Module) -> Iterator[None]:
 
         return hook
 
-    def after(module: nn.Module, args: Any, output: Any) -> None:
-        stack.pop().__exit__(None, None, None)
+    def after(path: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            stack.pop().__exit__(None, None, None)
+            if failure.path is None and sys.exc_info()[1] is not None:
+                failure.path = path
+
+        return hook
 
     handles = []
     try:
         for path, module in root.named_modules():
             if path:
                 handles.append(module.register_forward_pre_hook(before(path)))
-                handles.append(module.register_forward_hook(after, always_call=True))
-        yield
+                handles.append(module.register_forward_hook(after(path), always_call=True))
+        yield failure
     finally:
         for handle in handles:
             handle.remove()
@@ -74,3 +90,10 @@ def _source(trace: str | None) -> str | None:
         return None
     frames = [f"{path}:{line}" for path, line in _FRAME.findall(trace) if not any(part in path for part in _INNER)]
     return frames[-1] if frames else None
+
+
+def user_frame(error: BaseException) -> str | None:
+    """``file:line`` of the innermost frame of the user's code in the traceback of `error`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f"{f.filename}:{f.lineno}" for f in frames if not any(part in f.filename for part in _INNER)]
+    return own[-1] if own else None

@@ -14,9 +14,11 @@ from ep_fx.capture.experts.grouped import Grouped
 from ep_fx.capture.experts.huggingface import HuggingFace
 
 FAMILIES: tuple[Family, ...] = (Explicit(), HuggingFace(), Grouped())
+FORMS = tuple(family.form for family in FAMILIES)
+"""The accepted forms in words, for messages."""
 _TOP_K = ("top_k", "topk", "num_experts_per_tok", "num_experts_per_token", "experts_per_token")
 
-__all__ = ["Experts", "find_experts", "install", "register_experts", "top_k_of"]
+__all__ = ["FORMS", "Experts", "find_experts", "install", "register_experts", "top_k_of"]
 
 
 def find_experts(model: nn.Module, plan: Mapping[str, Any] | None, ep: int) -> list[Experts]:
@@ -34,7 +36,7 @@ def find_experts(model: nn.Module, plan: Mapping[str, Any] | None, ep: int) -> l
     if ep > 1 and plan is None and not families:
         raise ValueError(
             f"no MoE experts were recognised in {type(model).__name__}, but the mesh dimension 'ep' has size {ep}; "
-            f"{_hint(model)}accepted forms: {[f.form for f in FAMILIES]}; for a model without experts pass plan={{}}"
+            f"{_hint(model)}accepted forms: {list(FORMS)}; for a model without experts pass plan={{}}"
         )
     modules = dict(model.named_modules())
     return [_describe(path, modules[path], family, ep if path in chosen else 1) for path, family in families.items()]
@@ -63,7 +65,7 @@ def _planned(model: nn.Module, families: Mapping[str, Family], plan: Mapping[str
             what = f"matches {others[:3]}, which are not experts of a known form" if others else "matches no module"
             raise ValueError(
                 f"plan: pattern {pattern!r} {what}; experts in this model: {list(families) or 'none'}; "
-                f"accepted forms: {[f.form for f in FAMILIES]}"
+                f"accepted forms: {list(FORMS)}"
             )
         chosen |= hits
     return chosen
@@ -73,7 +75,7 @@ def _hint(model: nn.Module) -> str:
     """Names what looks like experts, so that the reader need not search."""
     for path, module in model.named_modules():
         if path.rpartition(".")[2] == "experts":
-            return f"{path} ({type(module).__name__}, {where(module)}) looks like experts but has none of the "
+            return f"{path} ({type(module).__name__}, {where(module)}) looks like experts but is in none of them; "
     return ""
 
 
