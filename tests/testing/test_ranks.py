@@ -163,8 +163,8 @@ if __name__ == "__main__":
 """
     script = tmp_path / "program.py"
     script.write_text(program)
-    root = str(Path(__file__).parents[2])
-    parent = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": root})
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen([sys.executable, str(script)], env=environment)
     assert wait_for(lambda: len(list(tmp_path.glob("[0-9]*"))) == 2, 50)
     parent.kill()
     parent.wait()
