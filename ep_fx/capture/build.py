@@ -106,7 +106,7 @@ def _copy(graph: fx.Graph, node: fx.Node, env: dict[fx.Node, Any], info: NodeInf
 
 def _is_empty_constant(node: Any, owner: fx.GraphModule) -> bool:
     """An empty generation cache to which the first keys are appended: ``torch.tensor([])``."""
-    while isinstance(node, fx.Node) and node.target in _IDENTITY:
+    while isinstance(node, fx.Node) and node.target in (*_IDENTITY, aten.lift_fresh_copy.default):
         node = node.all_input_nodes[0]
     if not isinstance(node, fx.Node) or node.op != "get_attr":
         return False

@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 from ep_fx.capture.experts import FORMS, Experts, install
 from ep_fx.capture.inputs import Guards, Inputs, Key, fake_inputs, relations_of
 from ep_fx.capture.marker import TANGENT
-from ep_fx.capture.names import Failure, module_names, user_frame
+from ep_fx.capture.names import Failure, module_names, number_backward, user_frame
 from ep_fx.capture.outputs import drop_caches
 from ep_fx.capture.untouched import refuse_rebound_buffers, untouched
 
@@ -159,6 +159,7 @@ class _Step:
         tangents = [TANGENT(root.detach()) for root in roots]
         trained = [p for p in parameters if p.requires_grad]
         wanted = [*trained, *(tensors[i] for i in self.input_grads)]
+        number_backward(roots)
         found = torch.autograd.grad(roots, wanted, grad_outputs=tangents, allow_unused=True)
         filled = [g if g is not None else _zeros(w) for g, w in zip(found, wanted, strict=True)]
         return filled[: len(trained)], filled[len(trained) :]

@@ -1,14 +1,15 @@
 """Module path and source line of every traced node.
 
 Private torch API used here: ``fx.traceback.annotate`` (its ``custom`` entry lands in ``node.meta`` of each node that is
-traced while it is open) and ``seq_nr``, by which a backward node finds the forward node that caused it.
+traced while it is open) and ``set_grad_fn_seq_nr`` / ``reset_grad_fn_seq_nr`` with ``Node._sequence_nr``, by which a
+backward node finds the forward node that caused it.
 """
 from __future__ import annotations
 
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -63,10 +64,25 @@ def module_names(root: nn.Module) -> Iterator[Failure]:
             handle.remove()
 
 
+def number_backward(roots: Sequence[torch.Tensor]) -> None:
+    """Lets every node that autograd will trace for `roots` carry the ``seq_nr`` of the forward node behind it."""
+    stack = [root.grad_fn for root in roots]
+    seen: set[Any] = set()
+    while stack:
+        function = stack.pop()
+        if function is None or function in seen:
+            continue
+        seen.add(function)
+        stack.extend(following for following, _ in function.next_functions)
+        number = function._sequence_nr()  # type: ignore[attr-defined]
+        function.register_prehook(lambda grads, number=number: torch.fx.traceback.set_grad_fn_seq_nr(number))
+        function.register_hook(lambda inputs, outputs: torch.fx.traceback.reset_grad_fn_seq_nr())
+
+
 def node_infos(nodes: list[fx.Node], first_backward: int) -> dict[fx.Node, NodeInfo]:
     """The record of each traced node: nodes from index `first_backward` on are backward.
 
-    A backward node without a name of its own takes that of the forward node with the same ``seq_nr``.
+    A backward node takes the name of the forward node with the same ``seq_nr``; its own is whatever stood last in forward.
     """
     causes: dict[int, tuple[str | None, str | None]] = {}
     infos: dict[fx.Node, NodeInfo] = {}
@@ -80,7 +96,7 @@ def node_infos(nodes: list[fx.Node], first_backward: int) -> dict[fx.Node, NodeI
                 causes.setdefault(number, (fqn, source))
             continue
         cause = causes.get(number, (None, None)) if number is not None else (None, None)
-        infos[node] = NodeInfo(Phase.BACKWARD, fqn or cause[0], source or cause[1])
+        infos[node] = NodeInfo(Phase.BACKWARD, *(cause if cause[0] else (fqn, source)))
     return infos
 
 
