@@ -59,7 +59,9 @@ def _splits_of(node: fx.Node) -> fx.Node:
 
 def _lower_dispatch(graph: ParallelGraph, node: fx.Node, contexts: dict[fx.Node, _Context]) -> None:
     x, counts, weights, ep, region = node.args
-    assert isinstance(x, fx.Node) and isinstance(counts, fx.Node) and isinstance(ep, int)
+    assert isinstance(x, fx.Node)
+    assert isinstance(counts, fx.Node)
+    assert isinstance(ep, int)
     group = graph.manifest.mesh.group("ep")
     items = {user.args[1]: user for user in node.users if user.target is operator.getitem}
     values = node.meta["val"]
@@ -81,6 +83,7 @@ def _lower_dispatch(graph: ParallelGraph, node: fx.Node, contexts: dict[fx.Node,
         if isinstance(weights, fx.Node):
             replacements[1] = _exchange_in(graph, node, weights, edges, values[1], "dispatch_weights")
     for index, user in items.items():
+        assert isinstance(index, int)
         if index in replacements:
             user.replace_all_uses_with(replacements[index])
         elif index == 4:
@@ -120,7 +123,7 @@ def _lower_combine_backward(graph: ParallelGraph, node: fx.Node, context: _Conte
 
 def _lower_dispatch_backward(graph: ParallelGraph, node: fx.Node, context: _Context) -> None:
     for item in list(node.users):
-        source = node.args[item.args[1]]  # type: ignore[call-overload, index]
+        source = node.args[item.args[1]]  # type: ignore[index]
         if not isinstance(source, fx.Node):
             continue  # no routed weights, so nobody reads their gradient
         name = "dispatch_backward" if item.args[1] == 0 else "dispatch_weights_backward"

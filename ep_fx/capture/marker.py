@@ -1,4 +1,4 @@
-"""`ep_fx::tangent` marks, while a trace runs, where forward ends and what the incoming gradients look like.
+"""`ep_fx_capture::tangent` marks, while a trace runs, where forward ends and what the incoming gradients look like.
 
 It exists in raw traces only: every such node becomes a placeholder before anyone else sees the graph.
 """
@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-_LIBRARY = torch.library.Library("ep_fx", "FRAGMENT")
+_LIBRARY = torch.library.Library("ep_fx_capture", "DEF")
 _LIBRARY.define("tangent(Tensor like) -> Tensor")
 
 
@@ -15,6 +15,6 @@ def _tangent(like: torch.Tensor) -> torch.Tensor:
 
 
 _LIBRARY.impl("tangent", _tangent, "CompositeExplicitAutograd")
-torch.library.register_fake("ep_fx::tangent", _tangent, lib=_LIBRARY)
+torch.library.register_fake("ep_fx_capture::tangent", _tangent, lib=_LIBRARY)
 
-TANGENT = torch.ops.ep_fx.tangent.default
+TANGENT = torch.ops.ep_fx_capture.tangent.default

@@ -74,7 +74,7 @@ def number_backward(roots: Sequence[torch.Tensor]) -> None:
             continue
         seen.add(function)
         stack.extend(following for following, _ in function.next_functions)
-        number = function._sequence_nr()  # type: ignore[attr-defined]
+        number = function._sequence_nr()
         function.register_prehook(lambda grads, number=number: torch.fx.traceback.set_grad_fn_seq_nr(number))
         function.register_hook(lambda inputs, outputs: torch.fx.traceback.reset_grad_fn_seq_nr())
 

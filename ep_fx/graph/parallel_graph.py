@@ -72,7 +72,7 @@ class ParallelGraph:
     @property
     def output(self) -> fx.Node:
         """The output node."""
-        return next(node for node in reversed(self.graph.nodes) if node.op == "output")
+        return cast(fx.Node, next(node for node in reversed(self.graph.nodes) if node.op == "output"))
 
     @property
     def outputs(self) -> tuple[Any, ...]:
@@ -100,7 +100,7 @@ class ParallelGraph:
             if node.op != "placeholder":
                 break
             if node.target == name:
-                return node
+                return cast(fx.Node, node)
         raise KeyError(f"no placeholder {name!r}")
 
     def parameter_nodes(self) -> dict[fx.Node, ParameterSpec]:

@@ -14,12 +14,16 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from ep_fx.capture import Inputs, refuse_caches
 from ep_fx.graph import Layout, ParallelGraph
+from ep_fx.graph.printer import print_graph
+from ep_fx.graph.summary import format_summary, summarise
 from ep_fx.runtime.program import Call, Program, run
 from ep_fx.sharding import as_dtensor, local_shard
+from ep_fx.verify import Report, verify
 
 Compile = Callable[[Inputs, bool, bool], Program]
 _MAX_CAPTURES = 8
@@ -36,8 +40,17 @@ class EPModule(nn.Module):
         compile_program: from inputs, whether gradients are due, and whether to hint real sizes, to a program.
     """
 
+    _template: nn.Module
+    _layouts: dict[str, Layout]
+    _mesh: DeviceMesh
+    _compile: Compile
+    _programs: dict[Hashable, list[Program]]
+    _lock: threading.RLock
+    _names: list[str]
+    _twins: list[tuple[nn.Module, nn.Module]]
+
     def __init__(
-        self, template: nn.Module, parameters: dict[str, nn.Parameter], layouts: dict[str, Layout], mesh: Any,
+        self, template: nn.Module, parameters: dict[str, nn.Parameter], layouts: dict[str, Layout], mesh: DeviceMesh,
         compile_program: Compile,
     ) -> None:
         super().__init__()
@@ -115,7 +128,7 @@ class EPModule(nn.Module):
             broken = [(program, program.violation(inputs.tensors)) for program in known]
             for program, violation in broken:
                 if violation is None:
-                    return cast(Program, program)
+                    return program
             if len(known) >= _MAX_CAPTURES:
                 raise ValueError(
                     f"this input structure was captured {len(known)} times and still does not serve these sizes: {broken[-1][1]}"
@@ -162,8 +175,6 @@ class EPModule(nn.Module):
 
     def print_graph(self) -> str:
         """The graph as stable text."""
-        from ep_fx.graph.printer import print_graph
-
         return print_graph(self.graph)
 
     def visualize(self, path: str | Path) -> Path:
@@ -173,9 +184,21 @@ class EPModule(nn.Module):
             ValueError: another suffix.
             RuntimeError: nothing was captured yet.
         """
-        from ep_fx.viz import visualize
+        from ep_fx.viz import visualize  # its layout and template libraries are an extra
 
         return visualize(self.graph, path)
+
+    def verify(self, *, types: bool = False) -> Report:
+        """Runs the rule table on the graph again and returns its report; nothing is raised.
+
+        Args:
+            types: also propagate fake tensors anew and compare.
+        """
+        return verify(self.graph, types=types)
+
+    def explain_collectives(self) -> str:
+        """The collectives of one step as a table: direction, kind, mesh dimensions, count, bytes a rank."""
+        return format_summary(summarise(self.graph))
 
     @property
     def config(self) -> Any:
@@ -184,7 +207,7 @@ class EPModule(nn.Module):
 
     def extra_repr(self) -> str:
         """Model class and mesh."""
-        return f"{type(self._template).__name__}, mesh {dict(zip(self._mesh.mesh_dim_names, self._mesh.shape, strict=True))}"
+        return f"{type(self._template).__name__}, mesh {dict(zip(self._mesh.mesh_dim_names or (), self._mesh.shape, strict=True))}"
 
 
 def _shard_full_tensors(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:

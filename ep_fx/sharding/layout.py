@@ -24,10 +24,11 @@ def make_layout(shape: tuple[int, ...], is_expert: bool, sizes: dict[str, int]) 
     if is_expert:
         full = (shape[0] // ep, *shape[1:])
         dim = 0 if full[0] >= fsdp or len(full) == 1 else 1
-        cuts, dims = _nested_cuts(full[dim], [fsdp]), ("fsdp",)
+        cuts = _nested_cuts(full[dim], [fsdp])
     else:
-        full, dim, dims = shape, 0, ("fsdp", "ep")
+        full, dim = shape, 0
         cuts = _nested_cuts(full[0], [fsdp, ep]) if full else (1,)
+    dims = ("fsdp",) if is_expert else ("fsdp", "ep")
     live = tuple(d for d in dims if sizes.get(d, 1) > 1) if full else ()
     if not live:
         return Layout(shape, full, is_expert, (), 0, (full[0] if full else 1,))

@@ -24,4 +24,4 @@ def emit(graph: fx.Graph, constants: Mapping[str, torch.Tensor]) -> Boxed:
     graph.set_codegen(_BoxedCodeGen())
     named = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
     module = fx.GraphModule({name: constants[name] for name in named}, graph)
-    return module.forward  # type: ignore[no-any-return]
+    return module.forward

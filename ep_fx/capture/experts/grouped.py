@@ -62,9 +62,10 @@ def _wrapped(experts: Experts, body: Callable[..., Any]) -> Callable[..., torch.
             x, counts.to(torch.int64), flat, experts.ep, experts.path
         )
         call.arguments[x_name], call.arguments[counts_name] = routed, local.to(counts.dtype)
-        if scores_name:
+        if scores is not None and scores_name is not None:
             call.arguments[scores_name] = weights.reshape(-1, *scores.shape[1:])
-        return torch.ops.ep_fx.combine(_run(experts, body, call), indices, splits, x.shape[0], experts.path)
+        back: torch.Tensor = torch.ops.ep_fx.combine(_run(experts, body, call), indices, splits, x.shape[0], experts.path)
+        return back
 
     return forward
 
