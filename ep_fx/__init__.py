@@ -1,5 +1,5 @@
 """ep_fx: a torch.fx graph compiler for Mixture-of-Experts training with expert parallelism and FSDP."""
-from ep_fx import ops  # registers the dialect
+from ep_fx import nn, ops  # ops registers the dialect
 from ep_fx.api import transform
 from ep_fx.capture import register_experts
 from ep_fx.check import CheckReport, check
@@ -8,4 +8,7 @@ from ep_fx.ops.moe import moe
 from ep_fx.runtime import EPModule
 from ep_fx.styles import ExpertParallel
 
-__all__ = ["CheckReport", "DispatchContext", "EPModule", "ExpertParallel", "check", "moe", "ops", "register_experts", "transform"]
+__all__ = [
+    "CheckReport", "DispatchContext", "EPModule", "ExpertParallel", "check", "moe", "nn", "ops", "register_experts",
+    "transform",
+]

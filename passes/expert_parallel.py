@@ -62,7 +62,7 @@ def _lower_dispatch(graph: ParallelGraph, node: fx.Node, contexts: dict[fx.Node,
     assert isinstance(x, fx.Node)
     assert isinstance(counts, fx.Node)
     assert isinstance(ep, int)
-    group = graph.manifest.mesh.group("ep")
+    group = graph.manifest.mesh.exchange_group
     items = {user.args[1]: user for user in node.users if user.target is operator.getitem}
     values = node.meta["val"]
     each = [counts.meta["val"].shape[0] // ep] * ep
@@ -92,7 +92,7 @@ def _lower_dispatch(graph: ParallelGraph, node: fx.Node, contexts: dict[fx.Node,
 
 def _exchange_in(graph: ParallelGraph, like: fx.Node, x: fx.Node, edges: _Context, value: Any, name: str) -> fx.Node:
     """Rows in expert order to their experts' rank: the direction of dispatch and of combine_backward."""
-    group = graph.manifest.mesh.group("ep")
+    group = graph.manifest.mesh.exchange_group
     sent = graph.call(ops.send_rows.default, x, edges.input_splits, like=like, value=x.meta.get("val"))
     moving = graph.call(
         c10d.all_to_all_single.default, sent, edges.output_splits, edges.input_splits, group, like=like, name=name, value=value
@@ -103,7 +103,7 @@ def _exchange_in(graph: ParallelGraph, like: fx.Node, x: fx.Node, edges: _Contex
 
 def _exchange_out(graph: ParallelGraph, like: fx.Node, x: fx.Node, edges: _Context, value: Any, name: str) -> fx.Node:
     """Rows back to the rank they came from: the direction of combine and of dispatch_backward."""
-    group = graph.manifest.mesh.group("ep")
+    group = graph.manifest.mesh.exchange_group
     mine = x.meta.get("val")
     rows = graph.call(ops.ungroup.default, x, edges.indices, like=like, value=mine)
     moving = graph.call(

@@ -24,10 +24,13 @@ class MeshSpec:
         sizes: size of each of the dimensions ``replicate, fsdp, ep, tp``; a missing dimension has size 1.
         groups: process-group name of each tuple of dimensions that has more than one rank,
             e.g. ``{("fsdp", "ep"): "7", ("ep",): "3"}``.
+        exchange: name of the group of the token exchange over ``ep``, where it is another one than that of the gathers
+            over ``ep``: an exchange never shares a group with FSDP, though the ranks may be the same. Empty: ``("ep",)``.
     """
 
     sizes: Mapping[str, int]
     groups: Mapping[tuple[str, ...], str]
+    exchange: str = ""
 
     def size(self, *dims: str) -> int:
         """Number of ranks along `dims` together."""
@@ -46,12 +49,19 @@ class MeshSpec:
         """
         return self.groups[self.live(dims)]
 
+    @property
+    def exchange_group(self) -> str:
+        """Name of the process group of dispatch and combine."""
+        return self.exchange or self.group("ep")
+
     def live(self, dims: tuple[str, ...]) -> tuple[str, ...]:
         """`dims` without those of size 1, in mesh order."""
         return tuple(dim for dim in MESH_DIMS if dim in dims and self.size(dim) > 1)
 
     def dims_of(self, group: str) -> tuple[str, ...] | None:
         """The dimensions whose group is called `group`, None for a group that is not of this mesh."""
+        if self.exchange and group == self.exchange:
+            return ("ep",)
         return next((dims for dims, name in self.groups.items() if name == group), None)
 
 

@@ -24,6 +24,7 @@ from ep_fx.graph.summary import format_summary, summarise
 from ep_fx.runtime.program import Call, Program, run
 from ep_fx.sharding import as_dtensor, local_shard
 from ep_fx.verify import Report, verify
+from ep_fx.verify.reduction_table import format_reductions, reduction_table
 
 Compile = Callable[[Inputs, bool, bool], Program]
 _MAX_CAPTURES = 8
@@ -199,6 +200,10 @@ class EPModule(nn.Module):
     def explain_collectives(self) -> str:
         """The collectives of one step as a table: direction, kind, mesh dimensions, count, bytes a rank."""
         return format_summary(summarise(self.graph))
+
+    def explain_gradients(self) -> str:
+        """For each parameter the sums over ranks that its gradient meets, and its divisor, as a markdown table."""
+        return format_reductions(reduction_table(self.graph))
 
     @property
     def config(self) -> Any:

@@ -1,0 +1,120 @@
+"""Regenerates the parts of docs/ that come from graphs: ``make docs``.
+
+Text between ``<!-- generated: NAME -->`` and ``<!-- end -->`` is replaced. One process with a fake process group is
+enough: nothing runs, graphs are only captured, rewritten and read. ``--check`` changes nothing and fails on a difference.
+"""
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import ep_fx
+from ep_fx.graph import Phase, Role, find_regions, info_of, role_of
+from ep_fx.verify.reduction_table import format_reductions, reduction_table
+
+DOCS = Path(__file__).parent
+_BLOCK = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+class _Block(nn.Module):
+    """A router, experts and a norm: the smallest model with every kind of parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.router = nn.Linear(16, 4, bias=False)
+        self.experts = ep_fx.nn.GroupedExperts(dim=16, hidden=32, num_experts=4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(x)
+        weights, ids = self.router(h).softmax(-1).topk(2)
+        order = ids.flatten().argsort(stable=True)
+        counts = (ids.flatten() == torch.arange(4, device=x.device).unsqueeze(1)).sum(1)
+        rows = self.experts(h[order // 2], counts)
+        y = torch.zeros_like(rows).index_copy(0, order, rows).view(*ids.shape, -1)
+        return x + (y * weights.unsqueeze(-1)).sum(1)
+
+
+class _Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(_Block() for _ in range(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def _module(**sizes: int) -> ep_fx.EPModule:
+    mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    return ep_fx.transform(_Model(), mesh, example_inputs=(torch.zeros(6, 16),))
+
+
+def _reductions(**sizes: int) -> str:
+    return format_reductions(reduction_table(_module(**sizes).graph))
+
+
+def _order() -> str:
+    """The order of gathers and exchanges of one block, forward then backward, as the graph has it."""
+    graph = _module(fsdp=2, ep=2).graph
+    parts = {node: region for region in find_regions(graph) for nodes in region.members.values() for node in nodes}
+    words = {Role.UNSHARD: "unshard", Role.RESHARD: "reshard", Role.REDUCE_GRAD: "reduce_grad"}
+    lines: list[str] = []
+    for node in graph:
+        phase = info_of(node).phase
+        if role_of(node) in words:
+            line = f"{words[role_of(node)]} {info_of(node).fqn}"
+        elif node in parts and node is parts[node].first(phase):
+            line = "dispatch" if phase is Phase.FORWARD else "combine_backward"
+        elif node in parts and node is parts[node].last(phase):
+            line = "combine" if phase is Phase.FORWARD else "dispatch_backward"
+        elif role_of(node) is Role.GROUPED_MM or role_of(node) is Role.GROUPED_MM_BACKWARD:
+            line = role_of(node).value.split("::")[1]
+        else:
+            continue
+        lines.append(f"{phase.value:9}{line}")
+    return "```\n" + "\n".join(lines) + "\n```\n"
+
+
+GENERATED: dict[str, Callable[[], str]] = {
+    "reductions-fsdp2-ep2": lambda: _reductions(fsdp=2, ep=2),
+    "reductions-fsdp1-ep4": lambda: _reductions(fsdp=1, ep=4),
+    "reductions-replicate2-fsdp2-ep1": lambda: _reductions(replicate=2, fsdp=2, ep=1),
+    "order-fsdp2-ep2": _order,
+}
+
+
+def generate(text: str) -> str:
+    """`text` with every generated block made anew."""
+    return _BLOCK.sub(lambda match: f"{match[1]}{GENERATED[match[2]]()}{match[3]}", text)
+
+
+def main() -> int:
+    """Writes, or with ``--check`` compares; returns the number of files that differ."""
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    stale = 0
+    for path in sorted(DOCS.glob("*.md")):
+        old = path.read_text()
+        new = generate(old)
+        if new == old:
+            continue
+        stale += 1
+        if "--check" in sys.argv:
+            print(f"{path.name} is stale: run `make docs`")
+        else:
+            path.write_text(new)
+            print(f"{path.name} written")
+    return stale if "--check" in sys.argv else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
