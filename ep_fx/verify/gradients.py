@@ -164,15 +164,15 @@ def _entry(
             got=f"%{summed[entry].name} on its way from the tangents",
             remedy="remove the second reduction",
         )
-    if isinstance(entry, fx.Node) and entry in facts.dependents:
+    if isinstance(entry, fx.Node) and is_zero(entry):
+        if not _is_used(facts, spec):
+            return
+        got, remedy = f"constant zeros from %{entry.name}", "keep the nodes that compute this gradient"
+    elif isinstance(entry, fx.Node) and entry in facts.dependents:
         return
-    if not isinstance(entry, fx.Node) or not is_zero(entry):
+    else:
         got = f"%{entry.name}, which depends on no tangent" if isinstance(entry, fx.Node) else repr(entry)
         remedy = "return what backward computes for it"
-    elif _is_used(facts, spec):
-        got, remedy = f"constant zeros from %{entry.name}", "keep the nodes that compute this gradient"
-    else:
-        return
     at = entry if isinstance(entry, fx.Node) else path.at or facts.output
     yield Violation(at, f"the gradient of {spec.name}, which forward uses", got, remedy)
 

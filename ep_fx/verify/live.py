@@ -70,10 +70,11 @@ def _path(facts: Facts, gather: Gather, reader: fx.Node) -> str:
     """``%full -> %t -> %view``: the aliases by which `reader` comes to the value."""
     path: list[fx.Node] = []
     node: fx.Node | None = reader
-    while node is not None and role_of(node) is not Role.UNSHARD_WAIT and node is not gather.unshard:
+    while node is not None:
         node = next((i for i in node.all_input_nodes if gather in facts.gathers.holders.get(i, ())), None)
-        if node is not None:
-            path.append(node)
+        if node is None or role_of(node) is Role.UNSHARD_WAIT:
+            break
+        path.append(node)
     return " -> ".join(f"%{n.name}" for n in reversed(path))
 
 

@@ -105,7 +105,7 @@ def _halves(facts: Facts) -> Iterator[Violation]:
     if wrong is not None:
         yield Violation(
             at=wrong,
-            expected=f"labels that turn from forward to backward once, between {earliest} and {latest}, as the data does",
+            expected=f"labels that turn from forward to backward once, between {earliest} and {latest}",
             got=f"labels turn at {cut}; %{wrong.name} is labelled {info_of(wrong).phase.value}",
             remedy="give nodes the phase of the half in which they stand: the graph is split by it",
         )

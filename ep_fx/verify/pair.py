@@ -164,7 +164,7 @@ def _trip(facts: Facts, trip: Trip) -> Iterator[Violation]:
             got=f"%{trip.before.name if trip.before else _name(arg(trip.exchange, 0))} before, %{trip.end.name} after",
             remedy="keep the halves of an exchange together",
         )
-    owner = next((r for _, value, _ in trip.edges if (r := facts.regions.owner(value)) is not None), None)
+    owner = trip.region
     for place, value, field in trip.edges:
         edge = origin(value)
         if owner is None or edge != (owner.dispatch, field):

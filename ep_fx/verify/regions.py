@@ -7,6 +7,7 @@ A trip belongs to the dispatch whose splits its all_to_all takes. Two walks, O(n
 """
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ class Trip:
         kind: ``"send"``, ``"return"``, or ``"?"`` where what precedes it is neither.
         before, after: `send_rows` and `regroup`, or `ungroup` and `pad_rows`; None where missing.
         edges: the context values it takes: name of the place, what stands there, the field that belongs there.
+        region: whose context most of these are, None where there is none among them.
     """
 
     exchange: fx.Node
@@ -46,6 +48,7 @@ class Trip:
     before: fx.Node | None
     after: fx.Node | None
     edges: list[tuple[str, Any, int]]
+    region: Region | None = None
 
     @property
     def end(self) -> fx.Node:
@@ -155,9 +158,10 @@ class Regions:
         return Trip(exchange, kind, before, after, edges)
 
     def _enter(self, trip: Trip) -> None:
-        region = next((r for _, value, _ in trip.edges if (r := self.owner(value)) is not None), None)
-        if region is None:
+        owners = Counter(r for _, value, _ in trip.edges if (r := self.owner(value)) is not None)
+        if not owners:
             return
+        region = trip.region = owners.most_common(1)[0][0]
         backward = self._facts.is_backward(trip.exchange)
         if trip.kind == "return":
             region.returns.append(trip)

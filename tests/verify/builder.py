@@ -151,8 +151,10 @@ class Step:
         for s in specs:
             uneven = len(set(s.layout.shard_sizes)) > 1
             pad = (s.layout.shard_dim, s.layout.padded_size)
-            shards.append(self.call(ops.pad_shard.default, self.full[s.name], *pad, name=f"pad_{tag}") if uneven else self.full[s.name])
-        started = self.call(ops.unshard.default, shards, self.mesh.size(*dims), self.mesh.group(*dims), name=f"unshard_{tag}")
+            shard = self.full[s.name]
+            shards.append(self.call(ops.pad_shard.default, shard, *pad, name=f"pad_{tag}") if uneven else shard)
+        over = (self.mesh.size(*dims), self.mesh.group(*dims))
+        started = self.call(ops.unshard.default, shards, *over, name=f"unshard_{tag}")
         done = self.call(ops.unshard_wait.default, started, name=f"wait_{tag}")
         for index, s in enumerate(specs):
             value = self.call(operator.getitem, done, index, name=f"full_{s.placeholder}_{self.phase.value}")
@@ -164,7 +166,8 @@ class Step:
 
     def free(self, *names: str, later: bool = False) -> None:
         """Reshards, unless backward needs the values (`later`) and they are kept for it."""
-        if self.sharded and self.by_name[names[0]].layout.gather_dims and not (later and self.keep and self.phase is Phase.FORWARD):
+        kept = later and self.keep and self.phase is Phase.FORWARD
+        if self.sharded and self.by_name[names[0]].layout.gather_dims and not kept:
             tag = f"{self.by_name[names[0]].unit.replace('.', '_')}_{self.phase.value}"
             self.call(ops.reshard.default, [self.full[n] for n in names], name=f"reshard_{tag}")
 
@@ -174,7 +177,8 @@ class Step:
         ep = self.mesh.size("ep")
         if not self.lowered:
             node = self.call(ops.dispatch.default, rows, counts, None, ep, REGION, name="dispatch")
-            routed, _, self.counts, self.indices, self.splits = self.items(node, "input", "weights", "counts", "indices", "splits")
+            results = self.items(node, "input", "weights", "counts", "indices", "splits")
+            routed, _, self.counts, self.indices, self.splits = results
             self.num_rows = self.call(aten.sym_size.int, rows, 0, name="num_rows")
             return routed
         each = [EXPERTS // ep] * ep
@@ -218,12 +222,14 @@ class Step:
         call(aten.add_.Scalar, self["steps"], 1, name="count_step")
         scores = call(aten._softmax.default, h, -1, False, name="scores")
         self.weights, ids = self.items(call(aten.topk.default, scores, 2, name="topk"), "weights", "ids")
-        rows, counts, self.order = self.items(call(ops.permute.default, h, ids, EXPERTS, name="permute"), "rows", "counts", "order")
+        sorted_rows = call(ops.permute.default, h, ids, EXPERTS, name="permute")
+        rows, counts, self.order = self.items(sorted_rows, "rows", "counts", "order")
         self.gather(*EXPERT_NAMES)
         self.routed = self.dispatch(rows, counts)
-        up = self.up = call(ops.grouped_mm.default, self.routed, self.full[EXPERT_NAMES[0]], self.counts, None, False, name="up")
-        self.act = call(aten.relu.default, up, name="act")
-        down = call(ops.grouped_mm.default, self.act, self.full[EXPERT_NAMES[1]], self.counts, None, False, name="down")
+        w1, w2 = (self.full[name] for name in EXPERT_NAMES)
+        self.up = call(ops.grouped_mm.default, self.routed, w1, self.counts, None, False, name="up")
+        self.act = call(aten.relu.default, self.up, name="act")
+        down = call(ops.grouped_mm.default, self.act, w2, self.counts, None, False, name="down")
         if self.policy == "early":
             self.free(*EXPERT_NAMES, later=True)
         self.back = self.bring_back(down, "combine")
@@ -241,18 +247,17 @@ class Step:
         self.gather("last.weight")
         grad_y = call(aten.mm.default, tangent, self.full["last.weight"], name="grad_y")
         self.free("last.weight")
-        self.gradients["last.weight"] = call(aten.mm.default, call(aten.t.default, tangent, name="tangent_t"), self.y, name="grad_last")
-        undone = call(ops.unpermute_backward.default, grad_y, self.back, self.order, self.weights, name="unpermute_backward")
+        turned = call(aten.t.default, tangent, name="tangent_t")
+        self.gradients["last.weight"] = call(aten.mm.default, turned, self.y, name="grad_last")
+        undone = call(
+            ops.unpermute_backward.default, grad_y, self.back, self.order, self.weights, name="unpermute_backward"
+        )
         grad_back, grad_weights = self.items(undone, "rows", "weights")
         self.gather(*EXPERT_NAMES)
         grad_down = self.send(grad_back, "combine_backward")
-        weight = self.full[EXPERT_NAMES[1]]
-        both = call(ops.grouped_mm_backward.default, grad_down, self.act, weight, self.counts, False, False, name="down_backward")
-        grad_act, self.gradients[EXPERT_NAMES[1]] = self.items(both, "x", "weight")
+        grad_act = self._experts_backward("down_backward", grad_down, self.act, EXPERT_NAMES[1])
         grad_up = call(aten.threshold_backward.default, grad_act, self.up, 0, name="act_backward")
-        weight = self.full[EXPERT_NAMES[0]]
-        both = call(ops.grouped_mm_backward.default, grad_up, self.routed, weight, self.counts, False, False, name="up_backward")
-        grad_routed, self.gradients[EXPERT_NAMES[0]] = self.items(both, "x", "weight")
+        grad_routed = self._experts_backward("up_backward", grad_up, self.routed, EXPERT_NAMES[0])
         if self.policy == "early":
             self.free(*EXPERT_NAMES)
         grad_rows = self.bring_back(grad_routed, "dispatch_backward")
@@ -261,7 +266,14 @@ class Step:
         tokens = call(aten.sym_size.int, self.h, 0, name="tokens")
         grad_h = call(ops.permute_backward.default, grad_rows, self.order, tokens, 2, name="permute_backward")
         scattered = call(aten.add.Tensor, grad_h, call(aten.sum.default, grad_weights), name="grad_h")
-        self.gradients["first.weight"] = call(aten.mm.default, call(aten.t.default, scattered), self["x"], name="grad_first")
+        turned = call(aten.t.default, scattered, name="grad_h_t")
+        self.gradients["first.weight"] = call(aten.mm.default, turned, self["x"], name="grad_first")
+
+    def _experts_backward(self, name: str, grad: fx.Node, x: fx.Node, parameter: str) -> fx.Node:
+        args = (grad, x, self.full[parameter], self.counts, False, False)
+        both = self.call(ops.grouped_mm_backward.default, *args, name=name)
+        grad_x, self.gradients[parameter] = self.items(both, "x", "weight")
+        return grad_x
 
     # -- gradients -------------------------------------------------------------------------------------------------
     def _reduce(self, grad_reduce: str) -> None:
@@ -288,13 +300,18 @@ class Step:
         if divisor != 1:
             current = self.call(ops.scale_grad.default, current, divisor, name=f"scale_{tag}")
         for index, s in enumerate(specs):
-            value = current[index] if isinstance(current, list) else self.call(operator.getitem, current, index, name=f"shard_{s.placeholder}")
+            if isinstance(current, list):
+                value = current[index]
+            else:
+                value = self.call(operator.getitem, current, index, name=f"shard_{s.placeholder}")
             if len(set(s.layout.shard_sizes)) > 1:
-                value = self.call(ops.unpad_shard.default, value, s.layout.shard_dim, self[s.placeholder], name=f"unpad_{tag}")
+                like = (s.layout.shard_dim, self[s.placeholder])
+                value = self.call(ops.unpad_shard.default, value, *like, name=f"unpad_{tag}")
             self.gradients[s.name] = value
 
     def _cut(self, spec: ParameterSpec) -> fx.Node:
         layout, gradient = spec.layout, self.gradients[spec.name]
         if layout.is_even or not layout.gather_dims:
             return gradient
-        return self.call(ops.disassemble.default, gradient, layout.shard_dim, list(layout.shard_sizes), name=f"cut_{spec.placeholder}")
+        cut = (layout.shard_dim, list(layout.shard_sizes))
+        return self.call(ops.disassemble.default, gradient, *cut, name=f"cut_{spec.placeholder}")
