@@ -22,6 +22,7 @@ from ep_fx.capture import (
     Trace,
     build_graph,
     find_experts,
+    outside_modes,
     parameter_placeholder,
     top_k_of,
     trace_joint,
@@ -142,6 +143,10 @@ class _Compiler:
     options: Options
 
     def __call__(self, inputs: Inputs, gradients: bool, real_sizes: bool) -> Program:
+        with outside_modes():
+            return self._compile(inputs, gradients, real_sizes)
+
+    def _compile(self, inputs: Inputs, gradients: bool, real_sizes: bool) -> Program:
         trace = self._trace(inputs, gradients, real_sizes)
         parameters = self._parameters()
         buffers = [name for name, _ in self.model.named_buffers()]

@@ -2,10 +2,10 @@
 from ep_fx.capture.build import build_graph, parameter_placeholder
 from ep_fx.capture.experts import Experts, find_experts, register_experts, top_k_of
 from ep_fx.capture.inputs import READINGS, STATIC, Inputs
-from ep_fx.capture.joint import Trace, trace_joint
+from ep_fx.capture.joint import Trace, outside_modes, trace_joint
 from ep_fx.capture.outputs import drop_caches, refuse_caches
 
 __all__ = [
     "READINGS", "STATIC", "Experts", "Inputs", "Trace", "build_graph", "drop_caches", "find_experts", "parameter_placeholder",
-    "refuse_caches", "register_experts", "top_k_of", "trace_joint",
+    "outside_modes", "refuse_caches", "register_experts", "top_k_of", "trace_joint",
 ]

@@ -7,7 +7,8 @@ symbols, experts are ``dispatch ... combine`` regions. The tangents are marked b
 placeholders afterwards, so that no probing run is needed.
 
 Private torch API used here: ``make_fx``, ``FakeTensorMode``, ``ShapeEnv``, ``TracingContext``,
-``enable_python_dispatcher`` (without it C++ composites read sizes and specialise silently), ``_reparametrize_module``.
+``enable_python_dispatcher`` (without it C++ composites read sizes and specialise silently), ``_reparametrize_module``,
+``_disable_current_modes``.
 """
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.nn.utils import stateless
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ep_fx.capture.experts import FORMS, Experts, install
 from ep_fx.capture.inputs import Guards, Inputs, Key, fake_inputs, relations_of
@@ -97,6 +99,13 @@ def trace_joint(
             raise _refusal(model, step.failure, error) from error
     guards = Guards(inputs.paths, symbols, static, relations_of(env, symbols))
     return Trace(module, guards, *step.result())
+
+
+@contextmanager
+def outside_modes() -> Iterator[None]:
+    """Takes off the dispatch modes that the caller is in, e.g. a log of what runs: a capture is no run."""
+    with _disable_current_modes():
+        yield
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def _dispatch(facts: Facts, region: Region) -> Iterator[Violation]:
         )
     elif region.spec is not None:
         each = [region.spec.num_experts // ep] * ep
-        wanted = (each, each, facts.manifest.mesh.groups.get(("ep",)))
+        wanted = (each, each, facts.manifest.mesh.exchange or facts.manifest.mesh.groups.get(("ep",)))
         got = (_listed(arg(counts, 1)), _listed(arg(counts, 2)), arg(counts, 3))
         if got != wanted:
             yield Violation(counts, f"splits and group {wanted}", f"{got}", "send each rank its experts' counts")
@@ -152,7 +152,7 @@ def _same_size(a: Any, b: Any) -> bool:
 
 # -- lowered exchanges ---------------------------------------------------------------------------------------------
 def _trip(facts: Facts, trip: Trip) -> Iterator[Violation]:
-    group = facts.manifest.mesh.groups.get(("ep",))
+    group = facts.manifest.mesh.exchange or facts.manifest.mesh.groups.get(("ep",))
     if arg(trip.exchange, 3) != group:
         yield Violation(
             trip.exchange, f"an exchange over the ep group {group!r}", f"{arg(trip.exchange, 3)!r}", "use the ep group"
