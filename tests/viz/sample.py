@@ -249,3 +249,17 @@ def build() -> ParallelGraph:
     set_info(output, NodeInfo(Phase.BACKWARD))
     b.graph.graph.lint()
     return b.graph
+
+
+def build_logical() -> ParallelGraph:
+    """Forward of one MoE region as captured: dispatch and combine are single nodes."""
+    region = RegionSpec(REGION, EXPERTS, (), REGION)
+    b = Builder(Manifest(MeshSpec({}, {}), (), (), ("rows", "counts"), (), 1, (), regions=(region,)))
+    rows = b.placeholder("rows", torch.empty(6, WIDTH))
+    counts = b.placeholder("counts", torch.empty(EXPERTS, dtype=torch.int64))
+    b.fqn = REGION
+    parts = b.add(EP.dispatch.default, rows, counts, None, 2, REGION)
+    routed, indices, splits = b.get(parts, 0), b.get(parts, 3), b.get(parts, 4)
+    back = b.add(EP.combine.default, b.add(ATEN.relu.default, routed), indices, splits, 6, REGION)
+    set_info(b.graph.graph.output(((back,), (), ())), NodeInfo())
+    return b.graph
