@@ -33,6 +33,7 @@ from ep_fx.capture.inputs import Guards, Inputs, Key, fake_inputs, relations_of
 from ep_fx.capture.marker import TANGENT
 from ep_fx.capture.names import Failure, module_names, number_backward, user_frame
 from ep_fx.capture.outputs import drop_caches
+from ep_fx.capture.products import GroupedProducts
 from ep_fx.capture.untouched import refuse_rebound_buffers, untouched
 
 
@@ -117,6 +118,7 @@ def _tracing(mode: FakeTensorMode, gradients: bool) -> Iterator[None]:
         stack.enter_context(torch.fx.traceback.preserve_node_meta())
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(torch.set_grad_enabled(gradients))
+        stack.enter_context(GroupedProducts())
         yield
 
 

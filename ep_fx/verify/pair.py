@@ -73,7 +73,7 @@ def _dispatch(facts: Facts, region: Region) -> Iterator[Violation]:
         )
     elif region.spec is not None:
         each = [region.spec.num_experts // ep] * ep
-        wanted = (each, each, facts.manifest.mesh.exchange or facts.manifest.mesh.groups.get(("ep",)))
+        wanted = (each, each, _group(facts))
         got = (_listed(arg(counts, 1)), _listed(arg(counts, 2)), arg(counts, 3))
         if got != wanted:
             yield Violation(counts, f"splits and group {wanted}", f"{got}", "send each rank its experts' counts")
@@ -152,11 +152,9 @@ def _same_size(a: Any, b: Any) -> bool:
 
 # -- lowered exchanges ---------------------------------------------------------------------------------------------
 def _trip(facts: Facts, trip: Trip) -> Iterator[Violation]:
-    group = facts.manifest.mesh.exchange or facts.manifest.mesh.groups.get(("ep",))
-    if arg(trip.exchange, 3) != group:
-        yield Violation(
-            trip.exchange, f"an exchange over the ep group {group!r}", f"{arg(trip.exchange, 3)!r}", "use the ep group"
-        )
+    if arg(trip.exchange, 3) != _group(facts):
+        got = f"{arg(trip.exchange, 3)!r}"
+        yield Violation(trip.exchange, f"an exchange over group {_group(facts)!r}", got, "use the group of exchanges")
     if trip.kind == "?" or trip.after is None or _ENDS[trip.kind] is not role_of(trip.after):
         yield Violation(
             at=trip.exchange,
@@ -174,6 +172,12 @@ def _trip(facts: Facts, trip: Trip) -> Iterator[Violation]:
                 got=_edge_text(value),
                 remedy=_ONE_CONTEXT + "; on the way back the splits are swapped",
             )
+
+
+def _group(facts: Facts) -> str | None:
+    """The group that tokens travel over: one of their own, or that of ``ep``."""
+    mesh = facts.manifest.mesh
+    return mesh.exchange or mesh.groups.get(("ep",))
 
 
 _ENDS = {"send": Role.REGROUP, "return": Role.PAD_ROWS}
