@@ -152,9 +152,10 @@ def is_reduction(node: fx.Node) -> bool:
 
 
 def dims_of(node: fx.Node, mesh: MeshSpec) -> tuple[str, ...] | None:
-    """The mesh dimensions that a reduction sums over, None for a group that is not of the mesh."""
+    """The mesh dimensions that a reduction sums over, None for a group that is none of theirs (the tokens' neither)."""
     if isinstance(node.target, torch._ops.OpOverload):
         for position, argument in enumerate(node.target._schema.arguments):
             if argument.name in ("group", "group_name"):
-                return mesh.dims_of(str(arg(node, position)))
+                group = str(arg(node, position))
+                return None if group == mesh.exchange else mesh.dims_of(group)
     return None

@@ -35,14 +35,16 @@ from ep_fx.ops import dispatch_context
 
 aten, ops, c10d = torch.ops.aten, torch.ops.ep_fx, torch.ops._c10d_functional
 EXPERTS, DIM, REGION = 4, 8, "block.experts"
+TOKENS = "tokens"
+"""Name of the group of exchanges."""
 EXPERT_NAMES = ("block.experts.w1", "block.experts.w2")
 
 
 def mesh_of(**sizes: int) -> MeshSpec:
-    """A mesh whose groups are called after their dimensions: ``fsdp_ep``."""
+    """A mesh whose groups are called after their dimensions, ``fsdp_ep``; tokens have a group of their own."""
     live = [d for d in MESH_DIMS if sizes.get(d, 1) > 1]
     some = (dims for n in range(1, len(live) + 1) for dims in combinations(live, n))
-    return MeshSpec(sizes, {dims: "_".join(dims) for dims in some})
+    return MeshSpec(sizes, {dims: "_".join(dims) for dims in some}, TOKENS if "ep" in live else "")
 
 
 def layout_of(mesh: MeshSpec, rows: int, expert: bool) -> Layout:
@@ -182,7 +184,7 @@ class Step:
             self.num_rows = self.call(aten.sym_size.int, rows, 0, name="num_rows")
             return routed
         each = [EXPERTS // ep] * ep
-        sent = self.call(c10d.all_to_all_single.default, counts, each, each, "ep", name="exchange_counts")
+        sent = self.call(c10d.all_to_all_single.default, counts, each, each, TOKENS, name="exchange_counts")
         done = self.call(c10d.wait_tensor.default, sent, name="counts_done")
         self.num_rows = self.call(aten.sym_size.int, rows, 0, name="num_rows")
         context = self.call(dispatch_context, counts, done, self.num_rows, ep, REGION, name="context")
@@ -195,7 +197,7 @@ class Step:
         if not self.lowered:
             return self.call(ops.combine_backward.default, rows, self.indices, self.splits, REGION, name=name)
         rows = self.call(ops.send_rows.default, rows, self.into, name=f"{name}_send")
-        moving = self.call(c10d.all_to_all_single.default, rows, self.out, self.into, "ep", name=name)
+        moving = self.call(c10d.all_to_all_single.default, rows, self.out, self.into, TOKENS, name=name)
         done = self.call(c10d.wait_tensor.default, moving, name=f"{name}_wait")
         return self.call(ops.regroup.default, done, self.indices, name=f"{name}_end")
 
@@ -207,7 +209,7 @@ class Step:
             args = (rows, None, self.indices, self.splits, self.num_rows, REGION)
             return self.items(self.call(ops.dispatch_backward.default, *args, name=name), "end")[0]
         rows = self.call(ops.ungroup.default, rows, self.indices, name=f"{name}_ungroup")
-        moving = self.call(c10d.all_to_all_single.default, rows, self.into, self.out, "ep", name=name)
+        moving = self.call(c10d.all_to_all_single.default, rows, self.into, self.out, TOKENS, name=name)
         done = self.call(c10d.wait_tensor.default, moving, name=f"{name}_wait")
         return self.call(ops.pad_rows.default, done, self.shape, name=f"{name}_end")
 

@@ -8,7 +8,7 @@ import torch
 
 from ep_fx.verify import verify
 from tests.verify.breaking import Breaks, Case, erase, name_of, replace_argument, set_gradient
-from tests.verify.builder import Step
+from tests.verify.builder import TOKENS, Step
 
 aten, ops, c10d = torch.ops.aten, torch.ops.ep_fx, torch.ops._c10d_functional
 once, divisor = Breaks("reduce-once"), Breaks("divisor")
@@ -143,6 +143,11 @@ def blocks_cut_with_other_sizes(step: Step) -> None:
 @once(rows=6)
 def padding_left_in_the_gradient(step: Step) -> None:
     set_gradient(step, "first.weight", step["shard_first_weight"])
+
+
+@once(fsdp=1)
+def summed_over_the_group_of_tokens(step: Step) -> None:
+    replace_argument(step["reduce_first"], 2, TOKENS)
 
 
 @once()

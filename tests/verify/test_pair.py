@@ -11,7 +11,7 @@ from ep_fx.graph import ParallelGraph
 from ep_fx.ops import dispatch_context
 from ep_fx.verify import verify
 from tests.verify.breaking import Breaks, Case, erase, name_of, replace_argument
-from tests.verify.builder import EXPERTS, REGION, Step
+from tests.verify.builder import EXPERTS, REGION, TOKENS, Step
 
 aten, ops, c10d = torch.ops.aten, torch.ops.ep_fx, torch.ops._c10d_functional
 broken = Breaks("pair")
@@ -20,22 +20,22 @@ broken = Breaks("pair")
 # -- lowered exchanges ---------------------------------------------------------------------------------------------
 @broken()
 def combine_with_the_splits_of_the_way_out(step: Step) -> None:
-    step["combine"].args = (step["combine_ungroup"], step.out, step.into, "ep")
+    step["combine"].args = (step["combine_ungroup"], step.out, step.into, TOKENS)
 
 
 @broken()
 def dispatch_with_swapped_splits(step: Step) -> None:
-    step["dispatch"].args = (step["dispatch_send"], step.into, step.out, "ep")
+    step["dispatch"].args = (step["dispatch_send"], step.into, step.out, TOKENS)
 
 
 @broken()
 def combine_backward_with_swapped_splits(step: Step) -> None:
-    step["combine_backward"].args = (step["combine_backward_send"], step.into, step.out, "ep")
+    step["combine_backward"].args = (step["combine_backward_send"], step.into, step.out, TOKENS)
 
 
 @broken()
 def dispatch_backward_with_swapped_splits(step: Step) -> None:
-    step["dispatch_backward"].args = (step["dispatch_backward_ungroup"], step.out, step.into, "ep")
+    step["dispatch_backward"].args = (step["dispatch_backward_ungroup"], step.out, step.into, TOKENS)
 
 
 @broken()
@@ -59,8 +59,8 @@ def padded_to_a_literal_shape(step: Step) -> None:
 
 
 @broken()
-def exchange_over_another_group(step: Step) -> None:
-    replace_argument(step["dispatch"], 3, "fsdp_ep")
+def exchange_over_the_group_of_gathers(step: Step) -> None:
+    replace_argument(step["dispatch"], 3, "ep")
 
 
 @broken()
@@ -96,7 +96,7 @@ def rows_dispatched_twice(step: Step) -> None:
     with step.after(step["context_counts"]):
         rows = step.call(ops.send_rows.default, step["permute_rows"], step.into, name="again_send")
     with step.after(rows):
-        again = step.call(c10d.all_to_all_single.default, rows, step.out, step.into, "ep", name="again")
+        again = step.call(c10d.all_to_all_single.default, rows, step.out, step.into, TOKENS, name="again")
     with step.after(again):
         done = step.call(c10d.wait_tensor.default, again, name="again_wait")
     with step.after(done):

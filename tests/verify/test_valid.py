@@ -1,12 +1,13 @@
 """Every way to place a valid step is valid under every rule: a rule that cries wolf gets switched off."""
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ep_fx.verify import RULES, verify
-from tests.verify.builder import Step
+from tests.verify.builder import TOKENS, Step
 
 VARIANTS: list[dict[str, Any]] = [
     {}, {"policy": "early"}, {"ep": 1}, {"fsdp": 1}, {"fsdp": 1, "ep": 1}, {"replicate": 2}, {"rows": 6},
@@ -29,6 +30,14 @@ def test_valid_step(options: dict[str, Any]) -> None:
 def test_every_rule_looked_at_something() -> None:
     report = verify(Step(rows=6, replicate=2).graph)
     assert all(result.checked > 0 for result in report.results), str(report)
+
+
+def test_tokens_may_travel_over_the_group_of_ep() -> None:
+    step = Step()
+    for node in step.fx.nodes:
+        node.args = tuple("ep" if a == TOKENS else a for a in node.args)
+    step.graph.manifest = replace(step.graph.manifest, mesh=replace(step.mesh, exchange=""))
+    assert verify(step.graph).ok
 
 
 def test_copy_of_a_valid_graph_is_valid() -> None:
