@@ -1,8 +1,8 @@
 """Module path and source line of every traced node.
 
 Private torch API used here: ``fx.traceback.annotate`` (its ``custom`` entry lands in ``node.meta`` of each node that is
-traced while it is open) and ``set_grad_fn_seq_nr`` / ``reset_grad_fn_seq_nr`` with ``Node._sequence_nr``, by which a
-backward node finds the forward node that caused it.
+traced while it is open), ``Node._sequence_nr`` and ``meta["seq_nr"]``, by which a backward node finds the forward node
+that caused it.
 """
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -65,7 +65,7 @@ def module_names(root: nn.Module) -> Iterator[Failure]:
 
 
 def number_backward(roots: Sequence[torch.Tensor]) -> None:
-    """Lets every node that autograd will trace for `roots` carry the ``seq_nr`` of the forward node behind it."""
+    """Lets every node that autograd will trace for `roots` be annotated with the forward node behind it."""
     stack = [root.grad_fn for root in roots]
     seen: set[Any] = set()
     while stack:
@@ -74,29 +74,41 @@ def number_backward(roots: Sequence[torch.Tensor]) -> None:
             continue
         seen.add(function)
         stack.extend(following for following, _ in function.next_functions)
-        number = function._sequence_nr()
-        function.register_prehook(lambda grads, number=number: torch.fx.traceback.set_grad_fn_seq_nr(number))
-        function.register_hook(lambda inputs, outputs: torch.fx.traceback.reset_grad_fn_seq_nr())
+        _annotate_run(function, function._sequence_nr())
+
+
+def _annotate_run(function: Any, number: int) -> None:
+    """While autograd runs `function`, traced nodes are annotated with its sequence number."""
+    annotation = torch.fx.traceback.annotate({"cause": number})
+
+    def before(gradients: Any) -> None:
+        annotation.__enter__()
+
+    def after(inputs: Any, outputs: Any) -> None:
+        annotation.__exit__(None, None, None)
+
+    function.register_prehook(before)
+    function.register_hook(after)
 
 
 def node_infos(nodes: list[fx.Node], first_backward: int) -> dict[fx.Node, NodeInfo]:
     """The record of each traced node: nodes from index `first_backward` on are backward.
 
-    A backward node takes the name of the forward node with the same ``seq_nr``; its own is whatever stood last in forward.
+    A backward node is named by the forward node that caused it; a sum of gradients, which autograd makes between two of
+    its functions, by what it adds up.
     """
-    causes: dict[int, tuple[str | None, str | None]] = {}
+    causes: dict[int, NodeInfo] = {}
     infos: dict[fx.Node, NodeInfo] = {}
     for index, node in enumerate(nodes):
-        fqn = (node.meta.get("custom") or {}).get("fqn")
-        source = _source(node.meta.get("stack_trace"))
-        number = node.meta.get("seq_nr")
+        custom = node.meta.get("custom") or {}
         if index < first_backward:
-            infos[node] = NodeInfo(Phase.FORWARD, fqn, source)
-            if node.op == "call_function" and number is not None:
-                causes.setdefault(number, (fqn, source))
+            infos[node] = NodeInfo(Phase.FORWARD, custom.get("fqn"), _source(node.meta.get("stack_trace")))
+            if node.op == "call_function" and node.meta.get("seq_nr") is not None:
+                causes.setdefault(node.meta["seq_nr"], infos[node])
             continue
-        cause = causes.get(number, (None, None)) if number is not None else (None, None)
-        infos[node] = NodeInfo(Phase.BACKWARD, *(cause if cause[0] else (fqn, source)))
+        inputs = (infos[i] for i in reversed(node.all_input_nodes) if i in infos and infos[i].fqn)
+        cause = causes.get(custom["cause"]) if "cause" in custom else next(inputs, None)
+        infos[node] = NodeInfo(Phase.BACKWARD) if cause is None else replace(cause, phase=Phase.BACKWARD)
     return infos
 
 
