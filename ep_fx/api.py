@@ -27,7 +27,7 @@ from ep_fx.capture import (
     top_k_of,
     trace_joint,
 )
-from ep_fx.config import Options, Plan, check_degrees, mesh_sizes
+from ep_fx.config import Options, Plan, check_degrees, check_plan, mesh_sizes
 from ep_fx.graph import Layout, Manifest, MeshSpec, ParallelGraph, ParameterSpec, PassManager, split
 from ep_fx.passes import default_pipeline
 from ep_fx.runtime import EPModule, Program
@@ -78,7 +78,10 @@ def transform(
         PassError: a pass broke a rule.
     """
     options = Options(plan, reshard_after_forward, expert_reshard, units, grad_reduce, dynamic, verify)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     sizes = mesh_sizes(mesh)
+    check_plan(plan, sizes)
     ep = sizes.get("ep", 1)
     _check_parameters(model)
     experts = find_experts(model, plan, ep)
@@ -160,6 +163,8 @@ class _Compiler:
             check(graph)
         manager = PassManager(default_pipeline(), check)
         manager.run(graph)
+        if check is not None:  # once for all passes: fake propagation costs up to 1 ms a node
+            verify(graph, ["types"]).raise_if_broken()
         return _program(graph, trace, manager)
 
     def _parameters(self) -> list[ParameterSpec]:
