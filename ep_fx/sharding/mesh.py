@@ -1,9 +1,9 @@
 """Process groups of the user's mesh, by the dimensions they span.
 
-Private torch API used here, and only here: ``DeviceMesh._flatten`` (one group over ``fsdp`` and ``ep`` together; it
-caches by name on the root mesh). The token exchange never shares a group with a gather: where ``fsdp`` has one rank,
-dense parameters are gathered over the mesh's own ``ep`` group and the exchange gets a group of its own. Both are made
-once for a mesh, so a second transform makes no new group.
+Private torch API used here, and only here: ``DeviceMesh._flatten``, which makes a group and caches it by name on the
+root mesh, so that a second transform makes none. One group spans ``fsdp`` and ``ep`` together. The token exchange
+never shares a group with a gather: where ``fsdp`` has one rank, dense parameters are gathered over the mesh's own
+``ep`` group and the exchange gets a group of its own.
 """
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from ep_fx.graph import MESH_DIMS, MeshSpec
-
-_EXCHANGE = "_ep_fx_exchange_group"
 
 
 def mesh_spec(mesh: DeviceMesh, sizes: dict[str, int]) -> MeshSpec:
@@ -32,10 +30,10 @@ def mesh_spec(mesh: DeviceMesh, sizes: dict[str, int]) -> MeshSpec:
 
 
 def _exchange_group(mesh: DeviceMesh) -> str:
-    """A group of the ranks along ``ep``, made by its members alone and kept on the mesh."""
-    group = getattr(mesh, _EXCHANGE, None)
-    if group is None:
-        ranks = dist.get_process_group_ranks(mesh.get_group("ep"))
-        group = dist.new_group(ranks, use_local_synchronization=True, group_desc="ep_fx_exchange")
-        setattr(mesh, _EXCHANGE, group)
-    return str(group.group_name)
+    """A second group of the ranks along ``ep``.
+
+    Named like every group of a mesh, by how many were made before: ``new_group(use_local_synchronization=True)`` would
+    name it by how many groups this rank is in, and hang where its peers are in another number of them.
+    """
+    backend = dist.get_backend_config(mesh.get_group("ep"))
+    return str(mesh["ep"]._flatten("ep_fx_exchange", backend_override=backend).get_group().group_name)
