@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from ep_fx.graph import MESH_DIMS
@@ -31,6 +32,13 @@ class Options:
             raise ValueError(f"expert_reshard must be 'strict' or 'early', got {self.expert_reshard!r}")
         if self.grad_reduce not in ("mean", "sum"):
             raise ValueError(f"grad_reduce must be 'mean' or 'sum', got {self.grad_reduce!r}")
+        for name in ("reshard_after_forward", "dynamic", "verify"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if isinstance(self.units, str):
+            raise TypeError(f"units must be a sequence of module-path patterns, got the string {self.units!r}")
+        if self.plan is not None and not isinstance(self.plan, Mapping):
+            raise TypeError(f"plan must map module-path patterns to ep_fx.ExpertParallel(), got {self.plan!r}")
         for pattern, style in (self.plan or {}).items():
             if not isinstance(style, ExpertParallel):
                 raise TypeError(f"plan[{pattern!r}] must be an ep_fx.ExpertParallel(), got {style!r}")
@@ -42,7 +50,7 @@ def mesh_sizes(mesh: DeviceMesh) -> dict[str, int]:
     Raises:
         TypeError: not a DeviceMesh.
         ValueError: dimensions without names, unknown names, another order than ``replicate, fsdp, ep, tp``,
-            ``tp`` > 1, or a device type that has no backend here.
+            ``tp`` > 1, a device type that has no backend here, or a mesh without this rank.
     """
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"mesh must be a torch DeviceMesh, got {type(mesh).__name__}")
@@ -58,6 +66,11 @@ def mesh_sizes(mesh: DeviceMesh) -> dict[str, int]:
         raise ValueError(f"mesh dimensions {unknown} of {names} are unknown; accepted: {MESH_DIMS}{advice}")
     if list(names) != [name for name in MESH_DIMS if name in names]:
         raise ValueError(f"mesh dimensions {names} must stand in the order {MESH_DIMS}, so that ep is innermost")
+    if mesh.get_coordinate() is None:
+        raise ValueError(
+            f"rank {dist.get_rank()} is not in the mesh {mesh}; only ranks of the mesh may call transform, and of the "
+            f"{dist.get_world_size()} ranks that run the mesh holds {mesh.size()}"
+        )
     sizes = {name: mesh.size(index) for index, name in enumerate(names)}
     if sizes.get("tp", 1) > 1:
         raise ValueError(f"mesh dimension 'tp' has size {sizes['tp']}; this version shards experts over ep and fsdp only, "
@@ -90,3 +103,16 @@ def check_degrees(path: str, num_experts: int, top_k: int | None, ep: int) -> No
         )
     if top_k is not None and top_k > num_experts:
         raise ValueError(f"{path}: top_k {top_k} is larger than num_experts {num_experts}")
+
+
+def check_plan(plan: Plan | None, sizes: Mapping[str, int]) -> None:
+    """Checks that what the plan splits has a mesh dimension to be split over.
+
+    Raises:
+        ValueError: the plan names experts and the mesh has no dimension ``ep``.
+    """
+    if plan and "ep" not in sizes:
+        raise ValueError(
+            f"plan splits {list(plan)} over the mesh dimension 'ep', but the mesh has only {list(sizes)}; add 'ep' "
+            "(size 1 will do), or leave plan out"
+        )
