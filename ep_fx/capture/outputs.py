@@ -41,6 +41,6 @@ def refuse_caches(kwargs: dict[str, Any]) -> None:
     if kwargs.get("use_cache"):
         raise ValueError("use_cache=True: a transformed module trains and evaluates; it returns no generation cache, "
                          "leave use_cache out or pass False")
-    for name in _CACHE_KEYS:
-        if kwargs.get(name) is not None:
+    for name, value in kwargs.items():
+        if _is_cache(value) or (name in _CACHE_KEYS and value is not None):
             raise ValueError(f"{name}: a transformed module takes no generation cache; leave it out")
