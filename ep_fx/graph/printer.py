@@ -25,6 +25,8 @@ from ep_fx.graph.values import SymbolNames, bytes_text, dtype_text
 
 _LONG_RUN = 4
 """So many consecutive names of one form are shown as ``%p3..%p9``."""
+_WHOLE = 2**63 - 1
+"""The end of a slice that has none."""
 _PLAIN = (bool, int, float, complex, torch.device, torch.memory_format, torch.layout)
 _FORM = re.compile(r"(%p)(\d+)(\.\w+)?$")
 
@@ -191,6 +193,8 @@ class GraphText:
             return dtype_text(value)
         if isinstance(value, str):
             return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        if isinstance(value, int) and value == _WHOLE:
+            return "max"
         if value is None or isinstance(value, _PLAIN):
             return str(value)
         return f"<{type(value).__name__}>"

@@ -16,6 +16,7 @@ import sympy
 from torch import fx
 
 from ep_fx.graph.info import Phase, info_of
+from ep_fx.graph.manifest import ParameterSpec
 from ep_fx.graph.parallel_graph import ParallelGraph
 from ep_fx.graph.places import Places, group_argument
 from ep_fx.graph.roles import Role, is_collective, role_of
@@ -54,7 +55,7 @@ def summarise(graph: ParallelGraph) -> tuple[CollectiveRow, ...]:
         if is_collective(node):
             dims = group_text(group_argument(node) or "?", graph.manifest.mesh)
             key = (info_of(node).phase, collective_kind(node, places), dims)
-            found.setdefault(key, []).append(_moved(node, symbols))
+            found.setdefault(key, []).append(moved_bytes(node, places, symbols))
     ordered = sorted(found.items(), key=lambda item: item[0][0] is Phase.BACKWARD)
     return tuple(_row(*key, sizes) for key, sizes in ordered)
 
@@ -80,13 +81,24 @@ def _amount(row: CollectiveRow) -> str:
     return row.formula if row.bytes is None else bytes_text(row.bytes)
 
 
-def _moved(node: fx.Node, symbols: SymbolNames) -> Size | None:
-    """Bytes of a collective's larger side: the gathered result of a gather, the argument of everything else."""
+def moved_bytes(node: fx.Node, places: Places, symbols: SymbolNames) -> Size | None:
+    """Bytes of a collective's larger side: the gathered result of a gather, the argument of everything else.
+
+    Where no value is recorded, the bytes of the shards of its parameters.
+    """
     if role_of(node) is Role.UNSHARD:
         size = bytes_of(node.meta.get("val"))
     else:
         size = bytes_of(fx.map_arg(node.args[0], lambda n: n.meta.get("val")))
+    if size is None and node in places.lists:
+        return sum(spec.full_bytes // full * part for spec in places.lists[node] for full, part in (_cut(spec),))
     return None if size is None else symbols.rename(size)
+
+
+def _cut(spec: ParameterSpec) -> tuple[int, int]:
+    """Length of a parameter along the dimension that is cut, whole and of one shard."""
+    layout = spec.layout
+    return (max(1, layout.full_shape[layout.shard_dim]), layout.padded_size) if layout.full_shape else (1, 1)
 
 
 def _row(phase: Phase, kind: str, dims: str, sizes: list[Size | None]) -> CollectiveRow:

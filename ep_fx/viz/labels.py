@@ -10,6 +10,7 @@ from ep_fx.graph import Role, info_of, is_collective, role_of
 from ep_fx.graph.places import Action, group_argument
 from ep_fx.graph.printer import GraphText
 from ep_fx.graph.roles import target_name
+from ep_fx.graph.summary import moved_bytes
 from ep_fx.graph.texts import group_text, plural, source_text
 from ep_fx.graph.values import bytes_of, bytes_text
 from ep_fx.viz.boxes import ROUTING, VIEWS, Box
@@ -20,6 +21,7 @@ _OPERATION = {
     Role.EXCHANGE: "all-to-all",
 }
 _MOST_OPERATORS = 2
+_MOST_COLLECTIVES = 2
 
 
 class Labels:
@@ -70,7 +72,8 @@ class Labels:
             count = max(len(self._text.places.lists.get(node, ())) for node in box.nodes)
             noun = "gradient" if self._text.places[first].action is Action.REDUCE else "parameter"
             divisors = [f"\u00f7 {node.args[1]:g}" for node in box.nodes if role_of(node) is Role.SCALE_GRAD]
-            return " \u00b7 ".join([plural(count, noun), *moves, *divisors])
+            counted = [plural(count, noun)] if len(moves) < _MOST_COLLECTIVES else []
+            return " \u00b7 ".join([*counted, *moves, *divisors])
         if box.kind is Kind.CONTEXT and self._fold:
             return "splits, indices, shape"
         if first.op == "output":
@@ -84,7 +87,8 @@ class Labels:
         operators = _operators(box)
         if len(operators) > _MOST_OPERATORS:
             return [plural(len(box.nodes), "node")]
-        return [] if _is_named_for_operators(box) else [", ".join(operators)]
+        is_told = box.kind is not Kind.COMPUTE or _is_named_for_operators(box)
+        return [] if is_told else [", ".join(operators)]
 
     def _result(self, box: Box) -> str:
         """Type of what the box computes last; of its first part where that is a list."""
@@ -129,12 +133,13 @@ class Labels:
         return "return" if node.op == "output" else self._text.line(node, note=False)
 
     def _bytes(self, nodes: Sequence[fx.Node]) -> str:
-        """Bytes of what the collectives give, or of the last value."""
-        moved = [node for node in nodes if is_collective(node)] or list(nodes[-1:])
-        sizes = [size for node in moved if (size := bytes_of(node.meta.get("val"))) is not None]
-        if not sizes:
+        """Bytes that the collectives move on one rank; of the last value where there is none."""
+        text = self._text
+        sizes = [moved_bytes(node, text.places, text.symbols) for node in nodes if is_collective(node)]
+        sizes = sizes or [bytes_of(node.meta.get("val")) for node in nodes[-1:]]
+        if not sizes or None in sizes:
             return ""
-        total = self._text.symbols.rename(sum(sizes))
+        total = text.symbols.rename(sum(size for size in sizes if size is not None))
         return bytes_text(int(total)) if isinstance(total, int) or total.is_number else f"{total} B"
 
 

@@ -21,7 +21,7 @@ HEADER = 118.0
 ROW_GAP = 26.0
 BAND_HEAD, BAND_GAP = 30.0, 14.0
 LANE_GAP, COLUMN_GAP = 56.0, 80.0
-_WIDEST = {True: 270.0, False: 210.0}
+_WIDEST = {True: 320.0, False: 210.0}
 _NARROWEST = 64.0
 Point = tuple[float, float]
 

@@ -118,3 +118,15 @@ def test_summary_counts_collectives_by_direction_role_and_group(graph: ParallelG
     assert rows[Phase.BACKWARD, "combine backward", "ep"].formula == "64*R"
     assert rows[Phase.BACKWARD, "reduce_grad", "fsdp"].count == 1
     assert "backward   dispatch backward  ep       1      64*R" in format_summary(summarise(graph))
+
+
+def test_bytes_of_a_reduction_without_recorded_values_come_from_the_layout(graph: ParallelGraph) -> None:
+    other = graph.copy()
+    for node in other.nodes(phase=Phase.BACKWARD):
+        node.meta.pop("val", None)
+    row = next(row for row in summarise(other) if row.kind == "reduce_grad" and row.dims == "fsdp")
+    assert row.bytes == 1 * 16 * 16 * 4
+
+
+def test_the_end_of_a_whole_slice_is_not_spelled_out(graph: ParallelGraph) -> None:
+    assert GraphText(graph).value([0, 2**63 - 1]) == "[0, max]"

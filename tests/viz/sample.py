@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -63,7 +63,7 @@ class Builder:
     def placeholder(self, name: str, value: torch.Tensor, dynamic: bool = False) -> fx.Node:
         node = self.graph.graph.placeholder(name)
         dims = [DimDynamic.DYNAMIC if dynamic else DimDynamic.STATIC] * value.dim()
-        context = StatelessSymbolicContext(dims)
+        context: Any = StatelessSymbolicContext(dims)
         node.meta["val"] = self.mode.from_tensor(value, symbolic_context=context)
         set_info(node, NodeInfo(self.phase))
         return node
@@ -132,7 +132,7 @@ class Builder:
             indices = torch.empty(received, dtype=torch.int64)
             per_expert = torch.empty(EXPERTS // 2, dtype=torch.int64)
         value = ops.DispatchContext(
-            indices, tuple(splits[:2]), tuple(splits[2:]), (num_rows.meta["val"],), per_expert
+            indices, cast(Any, tuple(splits[:2])), cast(Any, tuple(splits[2:])), (num_rows.meta["val"],), per_expert
         )
         node = self.graph.call(ops.dispatch_context, counts, done, num_rows, 2, REGION, phase=self.phase, value=value)
         set_info(node, NodeInfo(self.phase, REGION, None))
