@@ -1,16 +1,22 @@
 """Process groups of the user's mesh, by the dimensions they span.
 
-Private torch API used here, and only here: ``DeviceMesh._flatten``, which makes a group and caches it by name on the
-root mesh, so that a second transform makes none. One group spans ``fsdp`` and ``ep`` together. The token exchange
-never shares a group with a gather: where ``fsdp`` has one rank, dense parameters are gathered over the mesh's own
-``ep`` group and the exchange gets a group of its own.
+One group spans ``fsdp`` and ``ep`` together. The token exchange never shares a group with a gather: where ``fsdp`` has
+one rank, dense parameters are gathered over the mesh's own ``ep`` group and the exchange gets a group of its own.
+
+Private torch API used here, and only here: ``DeviceMesh._flatten``, ``_get_root_mesh`` and ``_flatten_mapping``. A
+flattened mesh is taken out of the mapping again: while it is there, DTensor gathers ``[Shard(0), Shard(0)]`` over it in
+one step, as if the rows were cut evenly over all ranks, and ``full_tensor()`` of an uneven parameter or gradient is wrong.
 """
 from __future__ import annotations
+
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from ep_fx.graph import MESH_DIMS, MeshSpec
+
+_GROUPS = "_ep_fx_groups"
 
 
 def mesh_spec(mesh: DeviceMesh, sizes: dict[str, int]) -> MeshSpec:
@@ -24,7 +30,7 @@ def mesh_spec(mesh: DeviceMesh, sizes: dict[str, int]) -> MeshSpec:
             groups[(dim,)] = mesh.get_group(dim).group_name
     dense = tuple(dim for dim in ("fsdp", "ep") if sizes.get(dim, 1) > 1)
     if len(dense) == 2:
-        groups[dense] = mesh[dense]._flatten("ep_fx_fsdp_ep").get_group().group_name
+        groups[dense] = _group(mesh, dense, "ep_fx_fsdp_ep")
     exchange = _exchange_group(mesh) if dense == ("ep",) else ""
     return MeshSpec(sizes=dict(sizes), groups=groups, exchange=exchange)
 
@@ -36,4 +42,14 @@ def _exchange_group(mesh: DeviceMesh) -> str:
     name it by how many groups this rank is in, and hang where its peers are in another number of them.
     """
     backend = dist.get_backend_config(mesh.get_group("ep"))
-    return str(mesh["ep"]._flatten("ep_fx_exchange", backend_override=backend).get_group().group_name)
+    return _group(mesh, ("ep",), "ep_fx_exchange", backend_override=backend)
+
+
+def _group(mesh: DeviceMesh, dims: tuple[str, ...], name: str, **options: Any) -> str:
+    """Name of a group of its own along `dims`, made once for a mesh: a second transform finds it on the root mesh."""
+    root = mesh._get_root_mesh()
+    made: dict[str, DeviceMesh] = root.__dict__.setdefault(_GROUPS, {})
+    if name not in made:
+        made[name] = mesh[dims]._flatten(name, **options)
+        del root._flatten_mapping[name]
+    return str(made[name].get_group().group_name)
