@@ -1,4 +1,4 @@
-"""What cannot work is refused on every rank, by the exception's class and with the numbers or the path in its message."""
+"""What cannot work is refused on every rank, by the exception's class and with the numbers or the path in its text."""
 from __future__ import annotations
 
 from ep_fx.testing import RankPools
