@@ -173,7 +173,7 @@ def _regions(graph: ParallelGraph, parameters: Sequence[ParameterSpec], experts:
             )
         e = known[name]
         unit = units[e.parameters[0]] if e.parameters else ""
-        regions.append(RegionSpec(name, e.num_experts, e.parameters, unit, has_backward=name in flows))
+        regions.append(RegionSpec(name, e.num_experts, e.parameters, unit, name in flows, e.ep))
     return tuple(regions)
 
 

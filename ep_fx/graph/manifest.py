@@ -143,6 +143,8 @@ class RegionSpec:
         parameters: names of the expert parameters.
         unit: FSDP unit of these parameters.
         has_backward: whether a gradient flows through the region.
+        ep_size: number of ranks its experts are split over; None: all of the mesh's ``ep``. 1 on a larger mesh: the plan
+            left these experts whole, and every rank computes its own tokens.
     """
 
     name: str
@@ -150,6 +152,7 @@ class RegionSpec:
     parameters: tuple[str, ...]
     unit: str
     has_backward: bool = True
+    ep_size: int | None = None
 
 
 @dataclass(frozen=True)
