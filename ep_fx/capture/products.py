@@ -76,7 +76,6 @@ class GroupedProducts(TorchFunctionMode):
         if id(offs) in self._counts:
             counts = self._counts[id(offs)][1].to(torch.int64)
         else:
-            ends = offs.to(torch.int64)
-            counts = torch.cat([ends[:1], ends[1:] - ends[:-1]])
+            counts = torch.ops.ep_fx.counts_of(offs)
         y: torch.Tensor = torch.ops.ep_fx.grouped_mm(mat_a, mat_b, counts, bias, False)
         return y if out_dtype is None else y.to(out_dtype)

@@ -159,3 +159,14 @@ register(
     "bool transposed) -> (Tensor grad_x, Tensor grad_weight, Tensor grad_bias)",
     _grouped_mm_backward, _grouped_mm_backward_fake,
 )
+
+
+def _counts_of(offsets: Tensor) -> Tensor:
+    return torch.diff(offsets.to(torch.int64), prepend=offsets.new_zeros(1, dtype=torch.int64))
+
+
+def _counts_of_fake(offsets: Tensor) -> Tensor:
+    return offsets.new_empty(offsets.shape, dtype=torch.int64)
+
+
+register("counts_of(Tensor offsets) -> Tensor", _counts_of, _counts_of_fake)

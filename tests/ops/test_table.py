@@ -59,6 +59,7 @@ CALLS: list[tuple[str, Make]] = [
     ("grouped_mm", lambda g: (f(0, 8), f(3, 8, 4), COUNTS * 0, None, False)),
     ("grouped_mm_backward", lambda g: (strided(6, 8), strided(6, 4), f(3, 4, 8), COUNTS, True, False)),
     ("grouped_mm_backward", lambda g: (f(6, 2), f(6, 5), strided(3, 2, 5), COUNTS, False, True)),
+    ("counts_of", lambda g: (torch.tensor([2, 2, 5], dtype=torch.int32),)),
     ("regroup", lambda g: (strided(6, 4), INDICES)),
     ("regroup", lambda g: (f(6), INDICES)),
     ("ungroup", lambda g: (strided(6, 4), INDICES)),
