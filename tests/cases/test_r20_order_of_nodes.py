@@ -44,7 +44,8 @@ def shuffled(graph: ParallelGraph, seed: int) -> ParallelGraph:
             node = ready.pop(chance.randrange(len(ready)))
             order.append(node)
             missing.subtract(after[node])
-            ready += [n for n in dict.fromkeys(after[node]) if not missing[n] and n.op != "output" and info_of(n).phase is phase]
+            now_ready = [n for n in dict.fromkeys(after[node]) if not missing[n] and n.op != "output"]
+            ready += [n for n in now_ready if info_of(n).phase is phase]
     assert len(order) == len(body)
     new, env = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in (*(n for n in nodes if n.op == "placeholder"), *order, graph.output):
@@ -107,7 +108,7 @@ def _verdict(spoil: Any, graph: ParallelGraph) -> str:
 def reshard_before_use(graph: ParallelGraph) -> None:
     """Frees the experts' weights before the first product reads them."""
     product = graph.nodes(Role.GROUPED_MM)[0]
-    weights = {a for a in product.all_input_nodes} | {b for a in product.all_input_nodes for b in a.all_input_nodes}
+    weights = set(product.all_input_nodes) | {b for a in product.all_input_nodes for b in a.all_input_nodes}
     reshard = next(n for n in graph.nodes(Role.RESHARD) if set(n.all_input_nodes) & weights)
     product.prepend(reshard)
 
