@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from ep_fx.graph import MeshSpec, NodeInfo, ParallelGraph, ParameterSpec, Phase, set_info
+from ep_fx.passes._gather import padded
 
 ops = torch.ops.ep_fx
 _Way = tuple[tuple[str, ...], tuple[str, ...]]
@@ -39,7 +40,8 @@ def _reduce(
     if not scatter and not rest and divisor == 1.0:
         return
     gradients = [graph.gradients[p.name] for p in members]
-    call = _Caller(graph, members[0].unit)
+    shards = [padded(g.meta.get("val"), p.layout, 1) for p, g in zip(members, gradients, strict=True)]
+    call = _Caller(graph, members[0].unit, shards)
     with graph.graph.inserting_before(max(gradients, key=position.__getitem__).next):
         ready, started = _start(graph, call, members, gradients, scatter)
     with graph.graph.inserting_before(graph.output):
@@ -53,13 +55,13 @@ def _reduce(
 
 
 class _Caller:
-    """Makes backward nodes of one unit."""
+    """Makes backward nodes of one unit; where no fake value is given, it is that of the list of shards."""
 
-    def __init__(self, graph: ParallelGraph, unit: str) -> None:
-        self.graph, self.info = graph, NodeInfo(Phase.BACKWARD, unit)
+    def __init__(self, graph: ParallelGraph, unit: str, shards: list[Any]) -> None:
+        self.graph, self.info, self.shards = graph, NodeInfo(Phase.BACKWARD, unit), shards
 
     def __call__(self, target: Any, *args: Any, name: str | None = None, value: Any = None) -> fx.Node:
-        node = self.graph.call(target, *args, name=name, value=value)
+        node = self.graph.call(target, *args, name=name, value=self.shards if value is None else value)
         set_info(node, self.info)
         return node
 
@@ -73,7 +75,9 @@ def _start(
     blocks = []
     for p, gradient in zip(members, gradients, strict=True):
         if not p.layout.is_even:
-            gradient = call(ops.disassemble.default, gradient, p.layout.shard_dim, list(p.layout.shard_sizes))
+            stacked = padded(gradient.meta.get("val"), p.layout, len(p.layout.shard_sizes))
+            sizes = list(p.layout.shard_sizes)
+            gradient = call(ops.disassemble.default, gradient, p.layout.shard_dim, sizes, value=stacked)
         blocks.append(gradient)
     mesh = graph.manifest.mesh
     return blocks, call(ops.reduce_grad.default, blocks, mesh.size(*scatter), mesh.group(*scatter), name="reduce_grad")
@@ -95,8 +99,9 @@ def _finish(
         if isinstance(current, list):
             node = current[index]
         else:
-            node = call(operator.getitem, current, index, name=f"grad_{p.placeholder}")
+            node = call(operator.getitem, current, index, name=f"grad_{p.placeholder}", value=call.shards[index])
         if len(set(p.layout.shard_sizes)) > 1:
-            node = call(ops.unpad_shard.default, node, p.layout.shard_dim, nodes[p.name])
+            placeholder = nodes[p.name]
+            node = call(ops.unpad_shard.default, node, p.layout.shard_dim, placeholder, value=call.shards[index])
         results[p.name] = node
     graph.set_gradients(results)
