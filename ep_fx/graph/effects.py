@@ -67,12 +67,13 @@ def _writing(nodes: Sequence[fx.Node], aliases: Aliases) -> Iterator[EffectEdge]
     written = {m for values in writers.values() for value in values for m in aliases.memory(value)}
     if not written:
         return
+    holders = {m[0] for m in written} | {n for n in aliases.shared if not written.isdisjoint(aliases.memory(n))}
     last_write: dict[Memory, fx.Node] = {}
     reads: dict[Memory, list[fx.Node]] = {}
     for node in nodes:
-        touched = {m: None for value in node.all_input_nodes for m in aliases.memory(value) if m in written}
-        if not touched:
+        if holders.isdisjoint(node._input_nodes):
             continue
+        touched = {m: None for value in node._input_nodes for m in aliases.memory(value) if m in written}
         writes = {m for value in writers.get(node, ()) for m in aliases.memory(value)}
         for memory in touched:
             if memory in last_write:

@@ -68,6 +68,7 @@ class Gathers:
         self._aliases = aliases
         self._by_memory: dict[Memory, tuple[Gather, ...]] = {}
         self._assembled: set[fx.Node] = set()
+        self._roles: dict[object, Role] = {}
         self.of_unshard: dict[fx.Node, list[Gather]] = {}
         """The gathers that each `unshard` starts, in the order of its list."""
         self.holders: dict[fx.Node, tuple[Gather, ...]] = {}
@@ -83,7 +84,9 @@ class Gathers:
         return [gather for gathers in self.of_unshard.values() for gather in gathers]
 
     def _visit(self, node: fx.Node) -> None:
-        role = role_of(node)
+        role = self._roles.get(node.target)
+        if role is None:
+            role = self._roles[node.target] = role_of(node)
         if role is Role.UNSHARD:
             self._start(node)
         elif role is Role.RESHARD:

@@ -137,6 +137,11 @@ class Facts:
         """Every run of every MoE region."""
         return Regions(self)
 
+    @cached_property
+    def experts(self) -> frozenset[str]:
+        """Names of the parameters of all regions."""
+        return frozenset(name for region in self.manifest.regions for name in region.parameters)
+
     # -- output ----------------------------------------------------------------------------------------------------
     @cached_property
     def output(self) -> fx.Node:

@@ -25,6 +25,7 @@ from ep_fx.verify.regions import (
     TOKENS,
     Region,
     Trip,
+    context_values,
     count_exchange,
     flow,
     inputs_in,
@@ -48,19 +49,26 @@ def pair(facts: Facts) -> Iterator[Violation]:
     for trip in facts.regions.trips:
         facts.checked += len(trip.edges)
         yield from _trip(facts, trip)
-    for backward in (False, True):
-        yield from _flow(facts, flow(facts, backward=backward), backward)
+    halves = {backward: flow(facts, backward=backward) for backward in (False, True)}
+    context = context_values(facts, {**halves[False], **halves[True]})
+    for backward, masks in halves.items():
+        yield from _flow(facts, masks, backward)
+        for node, mask in masks.items():
+            yield from _foreign_context(facts, node, mask, context)
 
 
 # -- dispatch ------------------------------------------------------------------------------------------------------
 def _dispatch(facts: Facts, region: Region) -> Iterator[Violation]:
     facts.checked += 1
     node, ep = region.dispatch, facts.manifest.mesh.size("ep")
+    if region.spec is not None and region.spec.ep_size is not None:
+        ep = region.spec.ep_size
     if region.spec is None:
         known = sorted(r.name for r in facts.manifest.regions)
         yield Violation(node, f"a region of the Manifest: {known}", repr(region.name), "keep the region's name")
     if arg(node, 3) != ep:
-        yield Violation(node, f"ep_size {ep}, the mesh's", repr(arg(node, 3)), "dispatch over the whole ep dimension")
+        remedy = "dispatch over the ranks that share its experts"
+        yield Violation(node, f"ep_size {ep}, the region's", repr(arg(node, 3)), remedy)
     if not region.lowered:
         return
     counts = count_exchange(node)
@@ -216,7 +224,7 @@ def _inside(facts: Facts, node: fx.Node, masks: dict[fx.Node, int], backward: bo
     role = role_of(node)
     counts_at = _COUNTS_AT.get(role)
     weights = {name: spec for i in node._input_nodes for name, spec in facts.parameters_in.get(i, _NONE).items()}
-    experts = {name for name, spec in weights.items() if spec.layout.is_expert}
+    experts = facts.experts.intersection(weights)
     if counts_at is None and not experts:
         return
     regions = [r for i, r in enumerate(facts.regions.all) if inputs_in(masks, iter(node._input_nodes)) & 1 << i]
@@ -240,11 +248,26 @@ def _inside(facts: Facts, node: fx.Node, masks: dict[fx.Node, int], backward: bo
             )
 
 
+def _foreign_context(facts: Facts, node: fx.Node, mask: int, context: dict[fx.Node, int]) -> Iterator[Violation]:
+    """What computes on the rows of one run reads no counts, indices or splits of another."""
+    for source in node._input_nodes:
+        foreign = context.get(source, 0) & ~mask
+        if foreign:
+            regions = facts.regions.all
+            own, other = ([f"%{r.dispatch.name}" for i, r in enumerate(regions) if m & 1 << i] for m in (mask, foreign))
+            yield Violation(
+                at=node,
+                expected=f"values of the context of {', '.join(own)}, whose rows these are",
+                got=f"%{source.name} is computed from the context of {', '.join(other)}",
+                remedy="take the counts from the dispatch that brought the rows",
+            )
+
+
 _COUNTS_AT = {Role.GROUPED_MM: 2, Role.GROUPED_MM_BACKWARD: 3}
 _NONE: dict[str, Any] = {}
 
 
-def _has_weights(region: Region, experts: set[str], weights: dict[str, Any], counts_at: int | None) -> bool:
+def _has_weights(region: Region, experts: frozenset[str], weights: dict[str, Any], counts_at: int | None) -> bool:
     own = set(region.spec.parameters) if region.spec is not None else set()
     return own >= (set(weights) if counts_at is not None else experts)
 

@@ -8,7 +8,7 @@ A trip belongs to the dispatch whose splits its all_to_all takes. Two walks, O(n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -234,6 +234,33 @@ def flow(facts: Facts, *, backward: bool) -> dict[fx.Node, int]:
         if mask and not _is_count(node):
             masks[node] = mask
     return masks
+
+
+def context_values(facts: Facts, inside: Container[fx.Node]) -> dict[fx.Node, int]:
+    """Values computed from context and constants alone, such as running sums of counts; a bit for each region.
+
+    Args:
+        inside: nodes that rows flow through: what they give is no context value.
+    """
+    bits = {region.dispatch: 1 << index for index, region in enumerate(facts.regions.all)}
+    found: dict[fx.Node, int] = {}
+    if not bits:
+        return found
+    pure = facts.parameters_in
+    for node in facts.nodes:
+        if node in inside:
+            continue
+        edge = origin(node) if role_of(node) is Role.GETITEM else None
+        if edge is not None:
+            if role_of(edge[0]) is Role.CONTEXT or _is_count(node):
+                found[node] = bits[edge[0]]
+            continue
+        mask = 0
+        for source in node._input_nodes:
+            mask |= found.get(source, 0)
+        if mask and all(source in found or source in pure for source in node._input_nodes):
+            found[node] = mask
+    return found
 
 
 def _is_count(node: fx.Node) -> bool:

@@ -47,15 +47,18 @@ def mesh_of(**sizes: int) -> MeshSpec:
     return MeshSpec(sizes, {dims: "_".join(dims) for dims in some}, TOKENS if "ep" in live else "")
 
 
-def layout_of(mesh: MeshSpec, rows: int, expert: bool) -> Layout:
-    """Cut along dim 0 over everything that holds a share, unevenly where it does not divide."""
-    gather = mesh.live(("fsdp",) if expert else ("fsdp", "ep"))
-    full = rows // mesh.size("ep") if expert else rows
+def layout_of(mesh: MeshSpec, shape: tuple[int, ...], split: bool) -> Layout:
+    """Cut along dim 0 over everything that holds a share, unevenly where it does not divide.
+
+    Args:
+        split: dim 0 is split over ``ep`` first.
+    """
+    gather = mesh.live(("fsdp",) if split else ("fsdp", "ep"))
+    full = shape[0] // mesh.size("ep") if split else shape[0]
     world = mesh.size(*gather)
     block = math.ceil(full / world)
     sizes = tuple(max(0, min(block, full - i * block)) for i in range(world))
-    rest = (DIM, DIM) if expert else (DIM,)
-    return Layout((rows, *rest), (full, *rest), expert, gather, 0, sizes)
+    return Layout(shape, (full, *shape[1:]), split, gather, 0, sizes)
 
 
 class Step:
@@ -70,23 +73,26 @@ class Step:
         backward: whether there is a backward half.
         sharded: whether the parameters are shards (the fsdp pass ran).
         lowered: whether exchanges are lowered; None: where ep > 1.
+        local: every rank holds all experts, whatever `ep` is (``RegionSpec.ep_size`` 1).
         grad_reduce: `Manifest.grad_reduce`.
     """
 
     def __init__(
         self, *, replicate: int = 1, fsdp: int = 2, ep: int = 2, rows: int = 8, keep: bool = False,
         policy: Literal["strict", "early"] = "strict", frozen: tuple[str, ...] = (), backward: bool = True,
-        sharded: bool = True, lowered: bool | None = None, grad_reduce: Literal["mean", "sum"] = "mean",
+        sharded: bool = True, lowered: bool | None = None, local: bool = False,
+        grad_reduce: Literal["mean", "sum"] = "mean",
     ) -> None:
         self.mesh = mesh_of(replicate=replicate, fsdp=fsdp, ep=ep)
-        self.lowered = ep > 1 if lowered is None else lowered
+        self.ep = 1 if local else ep
+        self.lowered = self.ep > 1 if lowered is None else lowered
         self.policy, self.keep, self.sharded = policy, keep, sharded
         self.fx = fx.Graph()
         self.phase = Phase.FORWARD
         self.specs = [
             ParameterSpec(
                 name, name.replace(".", "_"), torch.float32, backward and name not in frozen,
-                layout_of(self.mesh, EXPERTS if name in EXPERT_NAMES else rows, name in EXPERT_NAMES),
+                self._layout(name, rows, local),
                 "block.experts" if name in EXPERT_NAMES else name.split(".")[0],
             )
             for name in ("first.weight", *EXPERT_NAMES, "last.weight")
@@ -99,7 +105,7 @@ class Step:
         manifest = Manifest(
             mesh=self.mesh, parameters=tuple(self.specs), buffers=(BufferSpec("steps", "steps", True),), inputs=("x",),
             tangents=("tangent",) if backward else (), num_outputs=1, differentiable=(0,) if backward else (),
-            regions=(RegionSpec(REGION, EXPERTS, EXPERT_NAMES, "block.experts", has_backward=backward),),
+            regions=(RegionSpec(REGION, EXPERTS, EXPERT_NAMES, "block.experts", backward, 1 if local else None),),
             grad_reduce=grad_reduce, reshard_after_forward=not keep, expert_reshard=policy,
         )
         provides = ("expert-parallel", "fsdp") if sharded else ("expert-parallel",) if self.lowered else ()
@@ -111,6 +117,11 @@ class Step:
             self._reduce(grad_reduce)
         self.fx.output(((out,), tuple(self.gradients[s.name] for s in self.specs if s.trainable), ()))
         self.graph = ParallelGraph(self.fx, manifest, provides=provides)
+
+    def _layout(self, name: str, rows: int, local: bool) -> Layout:
+        if name in EXPERT_NAMES:
+            return layout_of(self.mesh, (EXPERTS, DIM, DIM), split=not local)
+        return layout_of(self.mesh, (rows, DIM), split=False)
 
     def __getitem__(self, name: str) -> fx.Node:
         return next(node for node in self.fx.nodes if node.name == name)
@@ -176,7 +187,7 @@ class Step:
     # -- the exchange ----------------------------------------------------------------------------------------------
     def dispatch(self, rows: fx.Node, counts: fx.Node) -> fx.Node:
         """Rows to their experts; sets the context."""
-        ep = self.mesh.size("ep")
+        ep = self.ep
         if not self.lowered:
             node = self.call(ops.dispatch.default, rows, counts, None, ep, REGION, name="dispatch")
             results = self.items(node, "input", "weights", "counts", "indices", "splits")

@@ -15,6 +15,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"frozen": ("first.weight", "block.experts.w1")}, {"backward": False}, {"backward": False, "ep": 1},
     {"sharded": False}, {"sharded": False, "lowered": False}, {"sharded": False, "ep": 1, "fsdp": 1},
     {"fsdp": 1, "ep": 1, "replicate": 2}, {"grad_reduce": "sum"}, {"fsdp": 4, "ep": 4, "rows": 3},
+    {"local": True}, {"local": True, "replicate": 2, "policy": "early"},
 ]
 
 
