@@ -134,8 +134,7 @@ class EPModule(nn.Module):
                 raise ValueError(
                     f"this input structure was captured {len(known)} times and still does not serve these sizes: {broken[-1][1]}"
                 )
-            for twin, module in self._twins:
-                module.training = twin.training
+            self._pass_flags_on()
             program = self._compile(inputs, gradients, bool(known))
             violation = program.violation(inputs.tensors)
             if violation is not None and not known:
@@ -145,6 +144,13 @@ class EPModule(nn.Module):
                 raise ValueError(f"the model's forward ties sizes together that these inputs do not: {violation}")
             known.append(program)
             return program
+
+    def _pass_flags_on(self) -> None:
+        """The template is traced as the user left this module: its modes, and which parameters are trained."""
+        for twin, module in self._twins:
+            module.training = twin.training
+        for (_, hidden), parameter in zip(self._template.named_parameters(), self._ordered(), strict=True):
+            hidden.requires_grad_(parameter.requires_grad)
 
     def _key(self, inputs: Inputs, gradients: bool) -> Hashable:
         training = tuple(twin.training for twin, _ in self._twins)
