@@ -1,6 +1,6 @@
 """From a raw trace to a clean `ParallelGraph` with its Manifest.
 
-    before   arg0_1, arg1_1, ...; detach chains; cat([empty cache, x]); tangent markers; get_attr constants
+    before   arg0_1, arg1_1, ...; detach chains; tangent markers; get_attr constants
     after    named placeholders (parameters, buffers, inputs, tangents), named regions, phases, no dead node
 """
 from __future__ import annotations
@@ -57,7 +57,7 @@ def build_graph(
         env[node] = _placeholder(graph, f"tangent_{index}", node, Phase.BACKWARD)
     for node in nodes:
         if node not in env and node.op != "output":
-            env[node] = _copy(graph, node, env, infos[node], trace.module)
+            env[node] = _copy(graph, node, env, infos[node])
     output = next(n for n in nodes if n.op == "output")
     result = fx.node.map_arg(output.args[0], lambda n: env[n])
     graph.output(tuple(tuple(part) for part in result))
@@ -89,28 +89,15 @@ def _placeholder(graph: fx.Graph, name: str, like: fx.Node, phase: Phase = Phase
     return node
 
 
-def _copy(graph: fx.Graph, node: fx.Node, env: dict[fx.Node, Any], info: NodeInfo, owner: fx.GraphModule) -> fx.Node:
+def _copy(graph: fx.Graph, node: fx.Node, env: dict[fx.Node, Any], info: NodeInfo) -> fx.Node:
     """The twin of `node`, or what stands for it where it does nothing."""
     if node.target in _IDENTITY and node.all_input_nodes:
         return env[node.all_input_nodes[0]]  # type: ignore[no-any-return]
-    if node.target is aten.cat.default:
-        kept = [x for x in node.args[0] if not _is_empty_constant(x, owner)]  # type: ignore[union-attr]
-        if len(kept) == 1:
-            return env[kept[0]]  # type: ignore[no-any-return, index]
     twin = graph.node_copy(node, lambda n: env[n])
     value = node.meta.get("val")
     twin.meta = {} if value is None else {"val": value}
     set_info(twin, info)
     return twin
-
-
-def _is_empty_constant(node: Any, owner: fx.GraphModule) -> bool:
-    """An empty generation cache to which the first keys are appended: ``torch.tensor([])``."""
-    while isinstance(node, fx.Node) and node.target in (*_IDENTITY, aten.lift_fresh_copy.default):
-        node = node.all_input_nodes[0]
-    if not isinstance(node, fx.Node) or node.op != "get_attr":
-        return False
-    return tuple(getattr(owner, str(node.target)).shape) == (0,)
 
 
 def _complete(

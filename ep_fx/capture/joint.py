@@ -32,7 +32,7 @@ from ep_fx.capture.experts import FORMS, Experts, install
 from ep_fx.capture.inputs import Guards, Inputs, Key, fake_inputs, relations_of
 from ep_fx.capture.marker import TANGENT
 from ep_fx.capture.names import Failure, module_names, number_backward, user_frame
-from ep_fx.capture.outputs import drop_caches
+from ep_fx.capture.outputs import drop_caches, without_caches
 from ep_fx.capture.positions import counted_positions
 from ep_fx.capture.products import GroupedProducts
 from ep_fx.capture.untouched import refuse_rebound_buffers, untouched
@@ -94,7 +94,7 @@ def trace_joint(
     tensors, symbols, static = fake_inputs(inputs, mode, key, real_sizes)
     step = _Step(model, list(fake_parameters), list(fake_buffers), experts, inputs, gradients)
     flat = (*fake_parameters.values(), *fake_buffers.values(), *tensors)
-    with untouched(model), install(experts), counted_positions(), _tracing(mode, gradients):
+    with untouched(model), install(experts), without_caches(model), counted_positions(), _tracing(mode, gradients):
         try:
             module = make_fx(step, record_stack_traces=True)(*flat)
         except GuardOnDataDependentSymNode as error:

@@ -59,8 +59,9 @@ def test_counted_positions_need_no_mask(default: bool, given: dict[str, bool]) -
     assert relative_error(got, want) <= 1e-6
 
 
-def test_nothing_is_left_on_the_config_or_in_transformers() -> None:
-    model = tiny_hf("mixtral", use_cache=False)
+@pytest.mark.parametrize("default", [True, False])
+def test_nothing_is_left_on_the_config_or_in_transformers(default: bool) -> None:
+    model = tiny_hf("mixtral", use_cache=default)
     config, function = model.config.to_dict(), masking_utils.find_packed_sequence_indices
     forward_trace(model, {"input_ids": hf_ids(0)})
     assert model.config.to_dict() == config
