@@ -29,6 +29,7 @@ from ep_fx.graph import (
     is_mutation,
     set_info,
 )
+from ep_fx.graph.zeros import is_zero
 
 aten = torch.ops.aten
 _IDENTITY = (aten.detach.default, aten.lift_fresh.default)
@@ -123,10 +124,18 @@ def _complete(
         differentiable=tuple(trace.differentiable),
         input_grads=tuple(names[end:][i] for i in trace.input_grads),
         regions=_regions(graph, parameters, experts),
+        zero_gradients=_zero_gradients(graph, parameters) if trace.differentiable else (),
         grad_reduce=manifest.grad_reduce,
         reshard_after_forward=manifest.reshard_after_forward,
         expert_reshard=manifest.expert_reshard,
     )
+
+
+def _zero_gradients(graph: ParallelGraph, parameters: Sequence[ParameterSpec]) -> tuple[str, ...]:
+    """Names of the trainable parameters that autograd found no way to, as they stand before any pass."""
+    gradients = graph.output.args[0][1]  # type: ignore[index]
+    trainable = [p.name for p in parameters if p.trainable]
+    return tuple(name for name, node in zip(trainable, gradients, strict=True) if is_zero(node))  # type: ignore[arg-type]
 
 
 def _frozen(parameter: ParameterSpec) -> ParameterSpec:

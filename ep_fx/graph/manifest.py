@@ -169,6 +169,8 @@ class Manifest:
         differentiable: indices into the outputs, one for each tangent.
         input_grads: names of the inputs whose gradient is due, in the order of the graph's third output tuple.
         regions: MoE regions in order of execution; a region that runs n times stands here n times.
+        zero_gradients: names of trainable parameters whose gradient is zero by construction: no output depends on them,
+            or only through what carries no gradient.
         grad_reduce: "mean": gradient of the mean over data ranks of each rank's loss; "sum": of their sum.
         reshard_after_forward: whether gathered parameters are freed in forward and gathered again in backward.
         expert_reshard: "strict": experts stay gathered from before dispatch to after combine; "early": to their last use.
@@ -185,6 +187,7 @@ class Manifest:
     differentiable: tuple[int, ...]
     input_grads: tuple[str, ...] = ()
     regions: tuple[RegionSpec, ...] = ()
+    zero_gradients: tuple[str, ...] = ()
     grad_reduce: Literal["mean", "sum"] = "mean"
     reshard_after_forward: bool = True
     expert_reshard: Literal["strict", "early"] = "strict"

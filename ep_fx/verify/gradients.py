@@ -13,18 +13,14 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import fx
 
-from ep_fx.graph import ParameterSpec, Role, is_collective, role_of, target_name
+from ep_fx.graph import ParameterSpec, Role, is_collective, role_of
+from ep_fx.graph.zeros import is_zero
 from ep_fx.verify.facts import Facts
-from ep_fx.verify.reading import arg, flat_nodes
+from ep_fx.verify.reading import arg
 from ep_fx.verify.reductions import GradientPath, dims_of, gradient_path, is_reduction
 from ep_fx.verify.rule import Violation, rule
-
-_ZEROS = frozenset({"aten::zeros", "aten::zeros_like", "aten::new_zeros"})
-_FULLS = frozenset({"aten::full", "aten::full_like", "aten::new_full", "aten::scalar_tensor"})
-_VIEWS_OF_ZEROS = frozenset({"aten::expand", "aten::view", "aten::reshape", "aten::t", "aten::_to_copy", "aten::clone"})
 
 
 @rule("reduce-once", "a trainable gradient is summed once over each mesh dimension on which it differs, over no other")
@@ -155,7 +151,7 @@ def _summed_upstream(facts: Facts) -> dict[fx.Node, fx.Node]:
 def _entry(
     facts: Facts, spec: ParameterSpec, path: GradientPath, summed: dict[fx.Node, fx.Node]
 ) -> Iterator[Violation]:
-    """What enters is the gradient itself: computed from a tangent, reduced nowhere before, zero only if unused."""
+    """What enters is the gradient itself: computed from a tangent, not reduced before, zero only if it always was."""
     entry = path.entry
     if isinstance(entry, fx.Node) and entry in summed:
         yield Violation(
@@ -165,7 +161,7 @@ def _entry(
             remedy="remove the second reduction",
         )
     if isinstance(entry, fx.Node) and is_zero(entry):
-        if not _is_used(facts, spec):
+        if spec.name in facts.manifest.zero_gradients:
             return
         got, remedy = f"constant zeros from %{entry.name}", "keep the nodes that compute this gradient"
     elif isinstance(entry, fx.Node) and entry in facts.dependents:
@@ -174,39 +170,4 @@ def _entry(
         got = f"%{entry.name}, which depends on no tangent" if isinstance(entry, fx.Node) else repr(entry)
         remedy = "return what backward computes for it"
     at = entry if isinstance(entry, fx.Node) else path.at or facts.output
-    yield Violation(at, f"the gradient of {spec.name}, which forward uses", got, remedy)
-
-
-def is_zero(node: fx.Node) -> bool:
-    """Whether `node` is zero whatever the inputs are."""
-    name = target_name(node)
-    while name in _VIEWS_OF_ZEROS and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
-        name = target_name(node)
-    if name in _ZEROS:
-        return True
-    return name in _FULLS and arg(node, 0 if name == "aten::scalar_tensor" else 1) == 0
-
-
-def _is_used(facts: Facts, spec: ParameterSpec) -> bool:
-    """Whether a differentiable output is computed from the parameter through values that carry gradients."""
-    outputs = facts.output_group(0)
-    wanted = {n for i in facts.manifest.differentiable if i < len(outputs) for n in flat_nodes(outputs[i])}
-    stack = [node for node, owner in facts.placeholders.items() if owner is spec]
-    seen: set[fx.Node] = set()
-    while stack:
-        node = stack.pop()
-        if node in wanted:
-            return True
-        if node in seen or facts.is_backward(node) or not _carries_gradients(node):
-            continue
-        seen.add(node)
-        stack.extend(node.users)
-    return False
-
-
-def _carries_gradients(node: fx.Node) -> bool:
-    value = node.meta.get("val")
-    if isinstance(value, torch.Tensor):
-        return value.is_floating_point() or value.is_complex()
-    return role_of(node) is not Role.CONTEXT and node.target is not torch.ops.aten.detach.default
+    yield Violation(at, f"the gradient of {spec.name}, which capture found not to be zero", got, remedy)

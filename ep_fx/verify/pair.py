@@ -221,8 +221,9 @@ def _coming_back(facts: Facts, region: Region, backward: bool) -> list[Any]:
 
 def _inside(facts: Facts, node: fx.Node, masks: dict[fx.Node, int], backward: bool) -> Iterator[Violation]:
     """Experts compute with the weights and the counts of the region whose rows they got."""
-    role = role_of(node)
-    counts_at = _COUNTS_AT.get(role)
+    if node is facts.output:
+        return
+    counts_at = _COUNTS_AT.get(role_of(node))
     weights = {name: spec for i in node._input_nodes for name, spec in facts.parameters_in.get(i, _NONE).items()}
     experts = facts.experts.intersection(weights)
     if counts_at is None and not experts:

@@ -1,13 +1,13 @@
 """The rules on graphs that capture and passes make: they hold at every step, and any one act of sabotage is seen."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import fx
+from torch import fx, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -19,18 +19,42 @@ from tests.models.tiny_moe import TinyMoE, token_ids
 WAITS = (Role.WAIT, Role.UNSHARD_WAIT, Role.REDUCE_GRAD_WAIT)
 
 
+class Unusual(TinyMoE):
+    """Valid, and hard on the rules: no gradient for some, blocks run twice, weights in a loss, a written buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(tied=True)
+        self.unused = nn.Parameter(torch.ones(7))
+        self.temperature = nn.Parameter(torch.ones(1))
+        self.register_buffer("calls", torch.zeros(3))
+        self.blocks[0].norm.weight.requires_grad_(False)
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = self.embedding(ids)
+        for block in (*self.blocks, *self.blocks):
+            h = block(h)
+        self.calls[0] += 1
+        with torch.no_grad():
+            scale = self.temperature.exp()
+        decay = torch.stack([p.abs().sum() for p in self.parameters() if p.requires_grad and p.dim() > 1]).sum()
+        return self.head(self.norm(h)) * scale, decay
+
+
+def shared_expert() -> nn.Module:
+    return TinyMoE(shared=True)
+
+
 @pytest.fixture(scope="module")
 def captured() -> Iterator[Any]:
-    """``captured(**options)``: TinyMoE with a shared expert on a fake mesh fsdp 3 x ep 2, dense cuts uneven."""
+    """``captured(make, **options)``: the graph of a model on a fake mesh fsdp 3 x ep 2, dense cuts uneven."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=6)
     mesh = init_device_mesh("cpu", (3, 2), mesh_dim_names=("fsdp", "ep"))
     graphs: dict[str, ParallelGraph] = {}
 
-    def graph(**options: Any) -> ParallelGraph:
-        key = repr(options)
+    def graph(make: Callable[[], nn.Module] = shared_expert, **options: Any) -> ParallelGraph:
+        key = f"{make.__name__} {options}"
         if key not in graphs:
-            model = TinyMoE(shared=True)
-            graphs[key] = ep_fx.transform(model, mesh, example_inputs=(token_ids(0),), **options).graph
+            graphs[key] = ep_fx.transform(make(), mesh, example_inputs=(token_ids(0),), **options).graph
         return graphs[key]
 
     yield graph
@@ -56,6 +80,15 @@ def test_every_rule_holds(captured: Any, options: dict[str, Any]) -> None:
     assert report.ok, report.explain()
     idle = {result.rule.id for result in report.results if result.checked == 0}
     assert idle <= ({"saved"} if "reshard_after_forward" in options else set()), str(report)
+
+
+@pytest.mark.parametrize("options", [{}, {"reshard_after_forward": False}, {"expert_reshard": "early"}], ids=str)
+def test_rules_do_not_cry_wolf(captured: Any, options: dict[str, Any]) -> None:
+    graph = captured(Unusual, **options)
+    assert graph.manifest.zero_gradients == ("unused", "temperature")
+    assert [r.name for r in graph.manifest.regions] == ["blocks.0.moe.experts", "blocks.1.moe.experts"] * 2
+    report = verify(graph, types=True)
+    assert report.ok, report.explain()
 
 
 def test_a_dropped_reshard_is_seen_wherever_it_is(captured: Any) -> None:

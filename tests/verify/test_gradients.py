@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -99,6 +100,13 @@ def gradient_turned_into_full_of_zeros(step: Step) -> None:
     with step.after(zeros):
         wide = step.call(aten.expand.default, zeros, [8, 8], name="wide")
     set_gradient(step, "last.weight", wide)
+
+
+@once()
+def gradient_turned_into_zeros_of_its_own_shape(step: Step) -> None:
+    with step.after(step["grad_last"]):
+        zeros = step.call(aten.zeros_like.default, step["grad_last"], name="zeros")
+    replace_argument(step["reduce_last"], 0, [zeros])
 
 
 @once(sharded=False)
@@ -214,18 +222,12 @@ def test_the_models_own_division_is_not_counted() -> None:
     assert verify(step.graph).ok
 
 
-def test_zeros_are_the_gradient_of_a_parameter_used_for_routing_only() -> None:
-    """A bias that only moves the choice of experts has no gradient: its way to the output runs through integers."""
-    step = Step(sharded=False)
-    with step.before(step["topk"]):
-        biased = step.call(aten.add.Tensor, step["scores"], step["last_weight"], name="biased")
-    replace_argument(step["topk"], 0, biased)
-    step["topk_ids"].meta["val"] = torch.zeros(1, dtype=torch.int64)
-    replace_argument(step["y"], 2, step["scores"])
-    replace_argument(step["last_t"], 0, step["first_weight"])
-    with step.after(step["grad_last"]):
-        zeros = step.call(aten.zeros_like.default, step["grad_last"], name="zeros")
-    set_gradient(step, "last.weight", zeros)
-    assert verify(step.graph, ["reduce-once"]).ok
-    replace_argument(step["y"], 2, step["topk_weights"])
+def test_zeros_are_the_gradient_where_capture_found_zeros() -> None:
+    """An unused parameter, or one that only moves the choice of experts: the Manifest says which."""
+    step = Step()
+    gradient_turned_into_zeros(step)
+    manifest = step.graph.manifest
+    step.graph.manifest = replace(manifest, zero_gradients=("last.weight",))
     assert not verify(step.graph, ["reduce-once"]).ok
+    step.graph.manifest = replace(manifest, zero_gradients=("first.weight",))
+    assert verify(step.graph).ok
