@@ -1,8 +1,9 @@
 """Regenerates the parts of docs/ that come from graphs: ``make docs``.
 
 Text between ``<!-- generated: NAME -->`` and ``<!-- end -->`` is replaced. One process with a fake process group is
-enough: nothing runs, graphs are only captured, rewritten and read. ``--check`` changes nothing and fails on a difference.
+enough: nothing runs, graphs are only captured, rewritten and read. ``--check`` only compares and fails on a difference.
 """
+
 from __future__ import annotations
 
 import re

@@ -1,8 +1,9 @@
 """`transform`: the pipeline, read from top to bottom.
 
-    check what the user gave -> find experts -> lay out and shard parameters -> [at the first call of each kind:]
-    capture -> passes, each verified -> split -> emit
+check what the user gave -> find experts -> lay out and shard parameters -> [at the first call of each kind:]
+capture -> passes, each verified -> split -> emit
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -59,12 +60,12 @@ def transform(
         model: any `nn.Module`; its parameters may be on the meta device.
         mesh: dimensions a subset of ``replicate, fsdp, ep, tp`` in this order.
         example_inputs, example_kwargs: capture now, for the structure of these inputs; else at the first forward.
-        plan: module-path pattern (fnmatch) to `ExpertParallel()`; None: all experts that are recognised, at least one when
-            ``ep`` > 1; ``{}``: none, on purpose.
+        plan: module-path pattern (fnmatch) to `ExpertParallel()`; None: all experts that are recognised, at least
+            one when ``ep`` > 1; ``{}``: none, on purpose.
         reshard_after_forward: free gathered parameters after forward and gather them again in backward.
-        expert_reshard: "strict": experts stay gathered from before dispatch to after combine; "early": to their last use.
-        units: module-path patterns of the FSDP units; None: each block of the longest ModuleList, its experts apart, and
-            the rest.
+        expert_reshard: "strict": experts stay gathered from before dispatch to after combine; "early": to last use.
+        units: module-path patterns of the FSDP units; None: each block of the longest ModuleList, its experts apart,
+            and the rest.
         grad_reduce: "mean": gradients of the mean over data ranks of each rank's loss; "sum": of their sum.
         dynamic: batch and sequence sizes are free; False: one capture for each set of sizes.
         verify: run the rule table after every pass.
@@ -73,8 +74,8 @@ def transform(
         The module: same forward, same parameter names, DTensor parameters, ordinary ``backward()``.
 
     Raises:
-        TypeError, ValueError: what was given cannot work; the message names the parameter, mesh dimension or module path
-            and what would be accepted. Raised on every rank, before any process group is made.
+        TypeError, ValueError: what was given cannot work; the message names the parameter, mesh dimension or module
+            path and what would be accepted. Raised on every rank, before any process group is made.
         PassError: a pass broke a rule.
     """
     options = Options(plan, reshard_after_forward, expert_reshard, units, grad_reduce, dynamic, verify)
@@ -101,8 +102,8 @@ def _check_parameters(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor):
             raise ValueError(
-                f"parameter {name!r} is a DTensor already (fully_shard or another style was applied); transform takes the "
-                "plain model and shards it itself"
+                f"parameter {name!r} is a DTensor already (fully_shard or another style was applied); transform takes "
+                "the plain model and shards it itself"
             )
 
 
@@ -154,8 +155,16 @@ class _Compiler:
         parameters = self._parameters()
         buffers = [name for name, _ in self.model.named_buffers()]
         manifest = Manifest(
-            self.mesh, (), (), (), (), 0, (), grad_reduce=self.options.grad_reduce,
-            reshard_after_forward=self.options.reshard_after_forward, expert_reshard=self.options.expert_reshard,
+            self.mesh,
+            (),
+            (),
+            (),
+            (),
+            0,
+            (),
+            grad_reduce=self.options.grad_reduce,
+            reshard_after_forward=self.options.reshard_after_forward,
+            expert_reshard=self.options.expert_reshard,
         )
         graph = build_graph(trace, parameters, buffers, self.experts, manifest)
         check = _verified if self.options.verify else None
@@ -169,7 +178,9 @@ class _Compiler:
 
     def _parameters(self) -> list[ParameterSpec]:
         return [
-            ParameterSpec(name, parameter_placeholder(name), p.dtype, p.requires_grad, self.layouts[name], self.units[name])
+            ParameterSpec(
+                name, parameter_placeholder(name), p.dtype, p.requires_grad, self.layouts[name], self.units[name]
+            )
             for name, p in self.model.named_parameters()
         ]
 
@@ -180,7 +191,14 @@ class _Compiler:
         for key in READINGS if self.options.dynamic else (STATIC,):
             try:
                 return trace_joint(
-                    self.model, shapes, self.device, self.experts, inputs, key, gradients=gradients, real_sizes=real_sizes
+                    self.model,
+                    shapes,
+                    self.device,
+                    self.experts,
+                    inputs,
+                    key,
+                    gradients=gradients,
+                    real_sizes=real_sizes,
                 )
             except RuntimeError as error:  # sizes that do not fit together under this reading
                 first = first or error
@@ -196,7 +214,9 @@ def _program(graph: ParallelGraph, trace: Trace, manager: PassManager) -> Progra
     halves = split(graph)
     manifest = graph.manifest
     order = [
-        *(p.placeholder for p in manifest.parameters), *(b.placeholder for b in manifest.buffers), *manifest.inputs,
+        *(p.placeholder for p in manifest.parameters),
+        *(b.placeholder for b in manifest.buffers),
+        *manifest.inputs,
         *manifest.tangents,
     ]
     return Program(

@@ -3,6 +3,7 @@
 The eager model runs whole on every rank; its gradients are averaged over the data ranks, as the transformed module's
 are. Both get the same random cotangents, so every output and every parameter is compared, before any optimizer.
 """
+
 from __future__ import annotations
 
 import copy
@@ -59,7 +60,10 @@ class CheckReport:
         return self
 
     def __str__(self) -> str:
-        rows = [*(("output", *item) for item in self.outputs.items()), *(("gradient", *i) for i in self.gradients.items())]
+        rows = [
+            *(("output", *item) for item in self.outputs.items()),
+            *(("gradient", *i) for i in self.gradients.items()),
+        ]
         bad = sum(not error <= self.tolerance for _, _, error in rows)
         head = f"{len(rows)} compared, {bad} beyond {self.tolerance:g}"
         rows.sort(key=lambda row: row[2] <= self.tolerance)
@@ -67,7 +71,11 @@ class CheckReport:
 
 
 def check(
-    model: nn.Module, mesh: DeviceMesh, *inputs: Any, tolerance: float | None = None, transform_options: dict[str, Any] | None = None,
+    model: nn.Module,
+    mesh: DeviceMesh,
+    *inputs: Any,
+    tolerance: float | None = None,
+    transform_options: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> CheckReport:
     """Compares the eager model with its transformed copy: outputs, and the gradient of every parameter.
@@ -92,9 +100,7 @@ def check(
     got_outputs, got_gradients = _run(module, inputs, kwargs)
     outputs = {name: _error(got_outputs.get(name), want) for name, want in want_outputs.items()}
     outputs.update({name: float("inf") for name in got_outputs if name not in want_outputs})
-    gradients = {
-        name: _error(got_gradients.get(name), _mean(want, mesh)) for name, want in want_gradients.items()
-    }
+    gradients = {name: _error(got_gradients.get(name), _mean(want, mesh)) for name, want in want_gradients.items()}
     dtypes = [p.dtype for p in model.parameters()]
     limit = tolerance if tolerance is not None else max((_TOLERANCE.get(d, 5e-2) for d in dtypes), default=1e-4)
     outputs_max, gradients_max = _largest(outputs, mesh), _largest(gradients, mesh)

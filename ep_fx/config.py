@@ -1,4 +1,5 @@
 """Options of `transform`, and the checks of what the user gave: every error before any process group is made."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -73,8 +74,10 @@ def mesh_sizes(mesh: DeviceMesh) -> dict[str, int]:
         )
     sizes = {name: mesh.size(index) for index, name in enumerate(names)}
     if sizes.get("tp", 1) > 1:
-        raise ValueError(f"mesh dimension 'tp' has size {sizes['tp']}; this version shards experts over ep and fsdp only, "
-                         "accepted: no 'tp' dimension, or size 1")
+        raise ValueError(
+            f"mesh dimension 'tp' has size {sizes['tp']}; this version shards experts over ep and fsdp only, "
+            "accepted: no 'tp' dimension, or size 1"
+        )
     _check_device(mesh.device_type)
     return sizes
 

@@ -4,6 +4,7 @@
 
 Writes build/demo/graph.svg, graph.html and graph.txt. The ranks' own code is in demo_rank.py beside this file.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -26,7 +27,9 @@ def main() -> int:
     """Runs the demo; 1 where the two losses part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=30, help="training steps (default: 30)")
-    parser.add_argument("--out", type=Path, default=Path("build/demo"), help="folder for the pictures (default: build/demo)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/demo"), help="folder for the pictures (default: build/demo)"
+    )
     options = parser.parse_args()
     if options.steps < 1:
         parser.error(f"--steps must be at least 1, got {options.steps}")
@@ -54,12 +57,15 @@ def report(console: Console, results: list[Result], seconds: float) -> int:
     console.print("[bold]collectives of one step[/bold]", first.collectives, sep="\n", highlight=False, soft_wrap=True)
     console.print(
         f"{first.graph_nodes} nodes; built in {first.build_seconds:.1f} s, {first.step_seconds:.3f} s a step, "
-        f"{seconds:.0f} s in all", highlight=False,
+        f"{seconds:.0f} s in all",
+        highlight=False,
     )
     console.print("pictures: " + ", ".join(str(_relative(p)) for p in first.pictures), highlight=False, soft_wrap=True)
     worst = max(abs(a - b) for a, b in zip(losses, first.reference, strict=True))
     good = worst <= TOLERANCE
-    console.print(f"[bold {'green' if good else 'red'}]largest difference of the loss: {worst:.1e}[/] (accepted: {TOLERANCE:g})")
+    console.print(
+        f"[bold {'green' if good else 'red'}]largest difference of the loss: {worst:.1e}[/] (accepted: {TOLERANCE:g})"
+    )
     return 0 if good else 1
 
 

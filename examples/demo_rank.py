@@ -4,6 +4,7 @@
 
 Beside it, rank 0 trains the untouched model in one process on the batches of all ranks: the reference.
 """
+
 from __future__ import annotations
 
 import time
@@ -41,8 +42,15 @@ def tiny_mixtral() -> MixtralForCausalLM:
     torch.manual_seed(0)
     return MixtralForCausalLM(
         MixtralConfig(
-            vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, num_local_experts=8, num_experts_per_tok=2, max_position_embeddings=256,
+            vocab_size=256,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            num_local_experts=8,
+            num_experts_per_tok=2,
+            max_position_embeddings=256,
         )
     )
 
@@ -82,10 +90,18 @@ def train(rank: int, world_size: int, steps: int, folder: str) -> Result:
             losses.append(loss.item())
             if reference is not None:
                 reference.step()
-    pictures = [str(module.visualize(Path(folder) / f"graph.{kind}")) for kind in ("svg", "html", "txt")] if rank == 0 else []
+    pictures = (
+        [str(module.visualize(Path(folder) / f"graph.{kind}")) for kind in ("svg", "html", "txt")] if rank == 0 else []
+    )
     return Result(
-        losses, reference.losses if reference else [], built, seconds / steps, str(module.verify()),
-        module.explain_collectives(), len(module.graph.graph.nodes), pictures,
+        losses,
+        reference.losses if reference else [],
+        built,
+        seconds / steps,
+        str(module.verify()),
+        module.explain_collectives(),
+        len(module.graph.graph.nodes),
+        pictures,
     )
 
 

@@ -1,4 +1,5 @@
 """Insert one gather: pad, unshard, wait, assemble before the first use, reshard after the last."""
+
 from __future__ import annotations
 
 import operator
@@ -44,7 +45,9 @@ def gather_unit(
         graph.call(ops.reshard.default, list(full.values()), phase=gather.phases[-1], fqn=gather.unit, name="reshard")
 
 
-def _unshard(graph: ParallelGraph, gather: Gather, nodes: dict[str, fx.Node], full_values: dict[str, Any]) -> dict[str, fx.Node]:
+def _unshard(
+    graph: ParallelGraph, gather: Gather, nodes: dict[str, fx.Node], full_values: dict[str, Any]
+) -> dict[str, fx.Node]:
     mesh = graph.manifest.mesh
     dims = gather.parameters[0].layout.gather_dims
     world, group = mesh.size(*dims), mesh.group(*dims)
@@ -60,7 +63,9 @@ def _unshard(graph: ParallelGraph, gather: Gather, nodes: dict[str, fx.Node], fu
         layout, like = p.layout, full_values[p.name]
         shard = nodes[p.name]
         if len(set(layout.shard_sizes)) > 1:
-            shard = call(ops.pad_shard.default, shard, layout.shard_dim, layout.padded_size, value=padded(like, layout, 1))
+            shard = call(
+                ops.pad_shard.default, shard, layout.shard_dim, layout.padded_size, value=padded(like, layout, 1)
+            )
         shards.append(shard)
         buffers.append(padded(like, layout, world))
     started = call(ops.unshard.default, shards, world, group, name="unshard", value=buffers)
@@ -88,7 +93,13 @@ def padded(like: Any, layout: Layout, world: int) -> Any:
 
 
 def _redirect(
-    graph: ParallelGraph, uses: ParameterUses, gather: Gather, name: str, phase: Phase, full: fx.Node, placeholder: fx.Node
+    graph: ParallelGraph,
+    uses: ParameterUses,
+    gather: Gather,
+    name: str,
+    phase: Phase,
+    full: fx.Node,
+    placeholder: fx.Node,
 ) -> None:
     """Readers of the parameter in `phase` read `full`; what they read through forward views is computed again."""
     again: dict[fx.Node, fx.Node] = {placeholder: full}

@@ -1,4 +1,5 @@
 """Insert the reduction of one unit's gradients: reduce-scatter, all-reduce where due, one division, in this order."""
+
 from __future__ import annotations
 
 import operator
@@ -16,7 +17,10 @@ _Way = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def reduce_unit(
-    graph: ParallelGraph, parameters: Sequence[ParameterSpec], nodes: Mapping[str, fx.Node], position: Mapping[fx.Node, int]
+    graph: ParallelGraph,
+    parameters: Sequence[ParameterSpec],
+    nodes: Mapping[str, fx.Node],
+    position: Mapping[fx.Node, int],
 ) -> None:
     """Reduces the gradients of `parameters`, those that go the same way together, after the last of them.
 
@@ -33,8 +37,12 @@ def reduce_unit(
 
 
 def _reduce(
-    graph: ParallelGraph, members: Sequence[ParameterSpec], scatter: tuple[str, ...], rest: tuple[str, ...],
-    nodes: Mapping[str, fx.Node], position: Mapping[fx.Node, int],
+    graph: ParallelGraph,
+    members: Sequence[ParameterSpec],
+    scatter: tuple[str, ...],
+    rest: tuple[str, ...],
+    nodes: Mapping[str, fx.Node],
+    position: Mapping[fx.Node, int],
 ) -> None:
     mesh, divisor = graph.manifest.mesh, graph.manifest.grad_divisor
     if not scatter and not rest and divisor == 1.0:
@@ -67,7 +75,11 @@ class _Caller:
 
 
 def _start(
-    graph: ParallelGraph, call: _Caller, members: Sequence[ParameterSpec], gradients: Sequence[fx.Node], scatter: tuple[str, ...]
+    graph: ParallelGraph,
+    call: _Caller,
+    members: Sequence[ParameterSpec],
+    gradients: Sequence[fx.Node],
+    scatter: tuple[str, ...],
 ) -> tuple[list[fx.Node], fx.Node | None]:
     """The gradients as they stand, and the reduce-scatter of them where their parameters are sharded."""
     if not scatter:
@@ -90,7 +102,10 @@ def _groups(mesh: MeshSpec, dims: tuple[str, ...]) -> list[tuple[str, ...]]:
 
 
 def _finish(
-    graph: ParallelGraph, call: _Caller, members: Sequence[ParameterSpec], current: fx.Node | list[fx.Node],
+    graph: ParallelGraph,
+    call: _Caller,
+    members: Sequence[ParameterSpec],
+    current: fx.Node | list[fx.Node],
     nodes: Mapping[str, fx.Node],
 ) -> None:
     """Puts the reduced gradients in the output; uneven shards lose their padding."""

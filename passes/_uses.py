@@ -1,4 +1,5 @@
-"""Who reads a parameter, in forward and in backward, through views and casts: what `fsdp` must know to place its nodes."""
+"""Who reads a parameter, forward and backward, through views and casts: what `fsdp` must know to place its nodes."""
+
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -71,5 +72,7 @@ def region_spans(graph: ParallelGraph) -> dict[str, dict[Phase, Span]]:
             if first is None or last is None:
                 continue
             old = unit.get(phase, Span(first, last))
-            unit[phase] = Span(min(old.first, first, key=position.__getitem__), max(old.last, last, key=position.__getitem__))
+            unit[phase] = Span(
+                min(old.first, first, key=position.__getitem__), max(old.last, last, key=position.__getitem__)
+            )
     return spans

@@ -7,6 +7,7 @@
 and the same for the two backward nodes, with the same context. Shapes do not change: the number of routed rows was
 unbacked before. Regions with one rank keep their logical nodes. One walk; about 12 + 4 + 4 + 4 nodes a region.
 """
+
 from __future__ import annotations
 
 import operator
@@ -72,7 +73,9 @@ def _lower_dispatch(graph: ParallelGraph, node: fx.Node, contexts: dict[fx.Node,
 
     with graph.graph.inserting_before(node):
         rows = call(torch.ops.aten.sym_size.int, x, 0, value=x.meta["val"].shape[0])
-        sent = call(c10d.all_to_all_single.default, counts, each, each, group, name="exchange_counts", value=counts.meta["val"])
+        sent = call(
+            c10d.all_to_all_single.default, counts, each, each, group, name="exchange_counts", value=counts.meta["val"]
+        )
         received = call(c10d.wait_tensor.default, sent, value=counts.meta["val"])
         context = call(dispatch_context, counts, received, rows, ep, region, name="context")
         edge = [call(operator.getitem, context, i) for i in range(5)]
@@ -95,7 +98,14 @@ def _exchange_in(graph: ParallelGraph, like: fx.Node, x: fx.Node, edges: _Contex
     group = graph.manifest.mesh.exchange_group
     sent = graph.call(ops.send_rows.default, x, edges.input_splits, like=like, value=x.meta.get("val"))
     moving = graph.call(
-        c10d.all_to_all_single.default, sent, edges.output_splits, edges.input_splits, group, like=like, name=name, value=value
+        c10d.all_to_all_single.default,
+        sent,
+        edges.output_splits,
+        edges.input_splits,
+        group,
+        like=like,
+        name=name,
+        value=value,
     )
     arrived = graph.call(c10d.wait_tensor.default, moving, like=like, value=value)
     return graph.call(ops.regroup.default, arrived, edges.indices, like=like, value=value)
@@ -107,7 +117,14 @@ def _exchange_out(graph: ParallelGraph, like: fx.Node, x: fx.Node, edges: _Conte
     mine = x.meta.get("val")
     rows = graph.call(ops.ungroup.default, x, edges.indices, like=like, value=mine)
     moving = graph.call(
-        c10d.all_to_all_single.default, rows, edges.input_splits, edges.output_splits, group, like=like, name=name, value=value
+        c10d.all_to_all_single.default,
+        rows,
+        edges.input_splits,
+        edges.output_splits,
+        group,
+        like=like,
+        name=name,
+        value=value,
     )
     back = graph.call(c10d.wait_tensor.default, moving, like=like, value=value)
     return graph.call(ops.pad_rows.default, back, edges.input_shape, like=like, value=value)

@@ -9,6 +9,7 @@ reads. Forward views and casts of a parameter that backward reads are computed a
 summed over the dimensions of `Manifest.reduce_dims` and divided by the one `Manifest.grad_divisor`.
 Cost: 4 + 2 per parameter nodes a unit and direction, 4 + 2 per parameter a reduction.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ def _plan(
 
 
 def _set_shard_values(graph: ParallelGraph, nodes: dict[str, fx.Node]) -> None:
-    """The placeholders are shards now. An uneven shard is recorded with its padded size, which is the same on all ranks."""
+    """The placeholders are shards now. An uneven shard is recorded with its padded size, the same on all ranks."""
     for p in graph.manifest.parameters:
         value = nodes[p.name].meta.get("val")
         if p.layout.gather_dims and value is not None:

@@ -1,4 +1,5 @@
-"""From an unmodified model to a clean joint graph; with `ep_fx.sharding` and `ep_fx.ops` the only place for private torch API."""
+"""From an unmodified model to a clean joint graph. Private torch API is used here, in `sharding` and in `ops` only."""
+
 from ep_fx.capture.build import build_graph, parameter_placeholder
 from ep_fx.capture.experts import Experts, find_experts, register_experts, top_k_of
 from ep_fx.capture.inputs import READINGS, STATIC, Inputs
@@ -6,6 +7,18 @@ from ep_fx.capture.joint import Trace, outside_modes, trace_joint
 from ep_fx.capture.outputs import drop_caches, refuse_caches
 
 __all__ = [
-    "READINGS", "STATIC", "Experts", "Inputs", "Trace", "build_graph", "drop_caches", "find_experts", "parameter_placeholder",
-    "outside_modes", "refuse_caches", "register_experts", "top_k_of", "trace_joint",
+    "READINGS",
+    "STATIC",
+    "Experts",
+    "Inputs",
+    "Trace",
+    "build_graph",
+    "drop_caches",
+    "find_experts",
+    "parameter_placeholder",
+    "outside_modes",
+    "refuse_caches",
+    "register_experts",
+    "top_k_of",
+    "trace_joint",
 ]

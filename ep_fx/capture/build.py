@@ -1,8 +1,9 @@
 """From a raw trace to a clean `ParallelGraph` with its Manifest.
 
-    before   arg0_1, arg1_1, ...; detach chains; tangent markers; get_attr constants
-    after    named placeholders (parameters, buffers, inputs, tangents), named regions, phases, no dead node
+before   arg0_1, arg1_1, ...; detach chains; tangent markers; get_attr constants
+after    named placeholders (parameters, buffers, inputs, tangents), named regions, phases, no dead node
 """
+
 from __future__ import annotations
 
 import re
@@ -36,7 +37,11 @@ _IDENTITY = (aten.detach.default, aten.lift_fresh.default)
 
 
 def build_graph(
-    trace: Trace, parameters: Sequence[ParameterSpec], buffers: Sequence[str], experts: Sequence[Experts], manifest: Manifest
+    trace: Trace,
+    parameters: Sequence[ParameterSpec],
+    buffers: Sequence[str],
+    experts: Sequence[Experts],
+    manifest: Manifest,
 ) -> ParallelGraph:
     """The clean graph of `trace`.
 
@@ -102,8 +107,14 @@ def _copy(graph: fx.Graph, node: fx.Node, env: dict[fx.Node, Any], info: NodeInf
 
 
 def _complete(
-    graph: ParallelGraph, manifest: Manifest, trace: Trace, parameters: Sequence[ParameterSpec], buffers: Sequence[str],
-    experts: Sequence[Experts], names: Sequence[str], tangents: int,
+    graph: ParallelGraph,
+    manifest: Manifest,
+    trace: Trace,
+    parameters: Sequence[ParameterSpec],
+    buffers: Sequence[str],
+    experts: Sequence[Experts],
+    names: Sequence[str],
+    tangents: int,
 ) -> Manifest:
     start, end = len(parameters), len(parameters) + len(buffers)
     mutated = {
@@ -140,7 +151,9 @@ def _zero_gradients(graph: ParallelGraph, parameters: Sequence[ParameterSpec]) -
 
 def _frozen(parameter: ParameterSpec) -> ParameterSpec:
     """In a forward-only graph no gradient is due."""
-    return ParameterSpec(parameter.name, parameter.placeholder, parameter.dtype, False, parameter.layout, parameter.unit)
+    return ParameterSpec(
+        parameter.name, parameter.placeholder, parameter.dtype, False, parameter.layout, parameter.unit
+    )
 
 
 def _written(node: fx.Node) -> list[fx.Node]:
@@ -154,7 +167,9 @@ def _written(node: fx.Node) -> list[fx.Node]:
     return written
 
 
-def _regions(graph: ParallelGraph, parameters: Sequence[ParameterSpec], experts: Sequence[Experts]) -> tuple[RegionSpec, ...]:
+def _regions(
+    graph: ParallelGraph, parameters: Sequence[ParameterSpec], experts: Sequence[Experts]
+) -> tuple[RegionSpec, ...]:
     """One entry for each dispatch in forward, in order of execution."""
     known = {e.path: e for e in experts}
     units = {p.name: p.unit for p in parameters}
@@ -164,8 +179,8 @@ def _regions(graph: ParallelGraph, parameters: Sequence[ParameterSpec], experts:
         name = str(node.args[-1])
         if name not in known:
             raise ValueError(
-                f"region {name!r}: ep_fx.moe was called outside a module that ep_fx knows as experts; register its class "
-                "with ep_fx.register_experts(cls, fn)"
+                f"region {name!r}: ep_fx.moe was called outside a module that ep_fx knows as experts; register its "
+                "class with ep_fx.register_experts(cls, fn)"
             )
         e = known[name]
         unit = units[e.parameters[0]] if e.parameters else ""

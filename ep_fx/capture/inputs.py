@@ -2,8 +2,10 @@
 
 A dimension is never traced with its real size: 1 would specialise silently. Each dynamic dimension gets a hint, a
 prime; dimensions at the same place with the same size share it, so ``ids [B, S]`` and ``labels [B, S]`` fit together
-(each has a symbol of its own; where the trace relied on their being equal, a guard says so). Where a model demands more (a mask [B, 1, S, S]), stricter readings follow, see `READINGS`.
+(each has a symbol of its own; where the trace relied on their being equal, a guard says so). Where a model demands
+more (a mask [B, 1, S, S]), stricter readings follow, see `READINGS`.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence

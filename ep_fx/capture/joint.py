@@ -10,6 +10,7 @@ Private torch API used here: ``make_fx``, ``FakeTensorMode``, ``ShapeEnv``, ``Tr
 ``enable_python_dispatcher`` (without it C++ composites read sizes and specialise silently), ``_reparametrize_module``,
 ``_disable_current_modes``.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -36,8 +37,6 @@ from ep_fx.capture.outputs import drop_caches, without_caches
 from ep_fx.capture.positions import counted_positions
 from ep_fx.capture.products import GroupedProducts
 from ep_fx.capture.untouched import refuse_rebound_buffers, untouched
-
-
 
 
 @dataclass
@@ -127,7 +126,12 @@ class _Step:
     """The function that make_fx traces; keeps what it learns about the outputs."""
 
     def __init__(
-        self, model: nn.Module, parameters: list[str], buffers: list[str], experts: Sequence[Experts], inputs: Inputs,
+        self,
+        model: nn.Module,
+        parameters: list[str],
+        buffers: list[str],
+        experts: Sequence[Experts],
+        inputs: Inputs,
         gradients: bool,
     ) -> None:
         self.model, self.parameters, self.buffers = model, parameters, buffers
@@ -139,7 +143,10 @@ class _Step:
         parameters, buffers, tensors = flat[: ends[0]], flat[ends[0] : ends[1]], flat[ends[1] :]
         given = dict(zip(self.buffers, buffers, strict=True))
         state = {**dict(zip(self.parameters, parameters, strict=True)), **given}
-        with stateless._reparametrize_module(self.model, state, tie_weights=True), module_names(self.model) as self.failure:
+        with (
+            stateless._reparametrize_module(self.model, state, tie_weights=True),
+            module_names(self.model) as self.failure,
+        ):
             args, kwargs = self.inputs.rebuild(tensors)
             output = self.model(*args, **kwargs)
             refuse_rebound_buffers(self.model, given)
@@ -152,8 +159,8 @@ class _Step:
         for leaf in self.out_leaves:
             if not isinstance(leaf, (torch.Tensor, int, float, str, bool, type(None))):
                 raise TypeError(
-                    f"{type(self.model).__name__} returns a {type(leaf).__name__}, which ep_fx cannot carry through a graph; "
-                    f"return tensors, numbers, or containers that torch's pytree knows"
+                    f"{type(self.model).__name__} returns a {type(leaf).__name__}, which ep_fx cannot carry through a "
+                    f"graph; return tensors, numbers, or containers that torch's pytree knows"
                 )
         self.tensor_leaves = [i for i, leaf in enumerate(self.out_leaves) if isinstance(leaf, torch.Tensor)]
         outputs = [self.out_leaves[i] for i in self.tensor_leaves]
@@ -189,7 +196,7 @@ def _zeros(like: torch.Tensor) -> torch.Tensor:
 def _refusal(model: nn.Module, failure: Failure, error: Exception) -> ValueError:
     """What is said about a forward whose control flow depends on the values of tensors."""
     return ValueError(
-        f"{failure.path or type(model).__name__} ({user_frame(error) or 'source unknown'}): forward branches or loops on the "
-        f"values of a tensor, which a graph cannot carry: {str(error).splitlines()[0]}. If these are experts, write them in one "
-        f"of the accepted forms: {'; '.join(FORMS)}"
+        f"{failure.path or type(model).__name__} ({user_frame(error) or 'source unknown'}): forward branches or loops "
+        f"on the values of a tensor, which a graph cannot carry: {str(error).splitlines()[0]}. If these are experts, "
+        f"write them in one of the accepted forms: {'; '.join(FORMS)}"
     )

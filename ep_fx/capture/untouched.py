@@ -4,6 +4,7 @@ A model that stores a tensor on itself in forward would keep a fake tensor, and 
 capture: that is refused by name. So is a buffer that forward rebinds (``self.c = self.c + 1``), whose update a graph
 would silently lose; an in-place update (``self.c.add_(1)``) is kept.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -15,8 +16,15 @@ from torch import nn
 from torch._subclasses import FakeTensor
 from torch.utils import _pytree as pytree
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
-          "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks")
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
 _OWN = ("_parameters", "_buffers", "_modules", *_HOOKS)
 
 
@@ -50,8 +58,8 @@ def _refuse_stored_tensors(model: nn.Module, attributes: dict[nn.Module, dict[st
                 continue
             if any(isinstance(x, (FakeTensor, torch.SymInt)) for x in pytree.tree_leaves(value)):
                 raise ValueError(
-                    f"{path or type(model).__name__}.{name}: forward stores a tensor on the module; it would be frozen at "
-                    f"capture and carry state between micro-batches. Return it from forward instead"
+                    f"{path or type(model).__name__}.{name}: forward stores a tensor on the module; it would be frozen "
+                    f"at capture and carry state between micro-batches. Return it from forward instead"
                 )
 
 
@@ -65,6 +73,6 @@ def refuse_rebound_buffers(model: nn.Module, given: dict[str, torch.Tensor]) -> 
         path, _, leaf = name.rpartition(".")
         if model.get_submodule(path)._buffers.get(leaf) is not buffer:
             raise ValueError(
-                f"buffer {name!r}: forward rebinds it to a new tensor, and the update would be lost; update it in place, "
-                f"e.g. self.{leaf}.copy_(...) or self.{leaf}.add_(...)"
+                f"buffer {name!r}: forward rebinds it to a new tensor, and the update would be lost; update it in "
+                f"place, e.g. self.{leaf}.copy_(...) or self.{leaf}.add_(...)"
             )

@@ -1,4 +1,5 @@
 """The graph that passes rewrite and rules read: nodes, roles, aliases, Manifest, passes."""
+
 from ep_fx.graph.aliases import alias_root, alias_sources, aliases_of
 from ep_fx.graph.info import NodeInfo, Phase, copy_info, info_of, is_backward, set_info
 from ep_fx.graph.manifest import (
@@ -14,12 +15,40 @@ from ep_fx.graph.manifest import (
 from ep_fx.graph.parallel_graph import ParallelGraph
 from ep_fx.graph.passes import Pass, PassError, PassManager, PassRecord
 from ep_fx.graph.regions import RegionNodes, find_regions
-from ep_fx.graph.split import Halves, split
 from ep_fx.graph.roles import Role, is_collective, is_effect, is_mutation, role_of, target_name
+from ep_fx.graph.split import Halves, split
 
 __all__ = [
-    "DATA_DIMS", "MESH_DIMS", "BufferSpec", "Halves", "Layout", "Manifest", "MeshSpec", "NodeInfo", "ParallelGraph",
-    "ParameterSpec", "Pass", "PassError", "PassManager", "PassRecord", "Phase", "RegionNodes", "RegionSpec", "Role", "find_regions",
-    "alias_root", "alias_sources", "aliases_of", "copy_info", "info_of", "is_backward", "is_collective", "is_effect",
-    "is_mutation", "role_of", "set_info", "split", "target_name",
+    "DATA_DIMS",
+    "MESH_DIMS",
+    "BufferSpec",
+    "Halves",
+    "Layout",
+    "Manifest",
+    "MeshSpec",
+    "NodeInfo",
+    "ParallelGraph",
+    "ParameterSpec",
+    "Pass",
+    "PassError",
+    "PassManager",
+    "PassRecord",
+    "Phase",
+    "RegionNodes",
+    "RegionSpec",
+    "Role",
+    "find_regions",
+    "alias_root",
+    "alias_sources",
+    "aliases_of",
+    "copy_info",
+    "info_of",
+    "is_backward",
+    "is_collective",
+    "is_effect",
+    "is_mutation",
+    "role_of",
+    "set_info",
+    "split",
+    "target_name",
 ]

@@ -3,6 +3,7 @@
 Written once by capture and sharding, frozen, read by passes and by the verifier. Without it nothing could notice
 what a pass removed: a region, a buffer update, a gradient turned into zeros.
 """
+
 from __future__ import annotations
 
 import math
@@ -25,7 +26,7 @@ class MeshSpec:
         groups: process-group name of each tuple of dimensions that has more than one rank,
             e.g. ``{("fsdp", "ep"): "7", ("ep",): "3"}``.
         exchange: name of the group of the token exchange over ``ep``, where it is another one than that of the gathers
-            over ``ep``: an exchange never shares a group with FSDP, though the ranks may be the same. Empty: ``("ep",)``.
+            over ``ep``: an exchange never shares a group with FSDP, even of the same ranks. Empty: ``("ep",)``.
     """
 
     sizes: Mapping[str, int]
@@ -143,8 +144,8 @@ class RegionSpec:
         parameters: names of the expert parameters.
         unit: FSDP unit of these parameters.
         has_backward: whether a gradient flows through the region.
-        ep_size: number of ranks its experts are split over; None: all of the mesh's ``ep``. 1 on a larger mesh: the plan
-            left these experts whole, and every rank computes its own tokens.
+        ep_size: number of ranks its experts are split over; None: all of the mesh's ``ep``. 1 on a larger mesh: the
+            plan left these experts whole, and every rank computes its own tokens.
     """
 
     name: str
@@ -173,7 +174,7 @@ class Manifest:
             or only through what carries no gradient.
         grad_reduce: "mean": gradient of the mean over data ranks of each rank's loss; "sum": of their sum.
         reshard_after_forward: whether gathered parameters are freed in forward and gathered again in backward.
-        expert_reshard: "strict": experts stay gathered from before dispatch to after combine; "early": to their last use.
+        expert_reshard: "strict": experts stay gathered from before dispatch to after combine; "early": to last use.
 
     The graph's output is ``((outputs...), (gradient of each trainable parameter, in order...), (input gradients...))``.
     """

@@ -2,6 +2,7 @@
 
 The law: a pass gets a valid graph and leaves a valid graph. It trusts the Manifest, changes nothing but the graph.
 """
+
 from __future__ import annotations
 
 import time
@@ -75,6 +76,8 @@ class PassManager:
                 if self.check is not None:
                     self.check(graph)
             except Exception as error:
-                raise PassError(f"pass {step.name!r} failed (passes before it: {before or 'none'}):\n{error}") from error
+                raise PassError(
+                    f"pass {step.name!r} failed (passes before it: {before or 'none'}):\n{error}"
+                ) from error
             self.records.append(PassRecord(step.name, time.process_time() - started, count, len(graph.graph.nodes)))
         return graph

@@ -7,6 +7,7 @@
 What backward reads from forward is an explicit output, so any number of micro-batches can be in flight. A buffer that
 forward updates in place is saved as a copy, since the next micro-batch would change it.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -47,11 +48,13 @@ def split(graph: ParallelGraph) -> Halves:
     forward = _forward(graph, nodes, later, saved)
     if not graph.manifest.tangents:
         return Halves(forward, None, [], [])
-    return Halves(forward, _backward(graph, nodes, later, saved, direct), [n.name for n in saved], [n.name for n in direct])
+    return Halves(
+        forward, _backward(graph, nodes, later, saved, direct), [n.name for n in saved], [n.name for n in direct]
+    )
 
 
 def _crossing(graph: ParallelGraph, nodes: list[fx.Node], later: set[fx.Node]) -> list[fx.Node]:
-    """Forward values that backward reads, or returns as gradients, in order of first use; constants are not among them."""
+    """Forward values that backward reads or returns as gradients, in order of first use; no constants among them."""
     found: dict[fx.Node, None] = {}
     for node in nodes:
         if node in later:
@@ -68,7 +71,9 @@ def _forward(graph: ParallelGraph, nodes: list[fx.Node], later: set[fx.Node], sa
     for node in nodes:
         if node.op != "output" and node not in later and node.target not in tangents:
             env[node] = half.node_copy(node, env.__getitem__)
-    kept = [half.call_function(torch.ops.aten.clone.default, (env[n],)) if n.op == "placeholder" else env[n] for n in saved]
+    kept = [
+        half.call_function(torch.ops.aten.clone.default, (env[n],)) if n.op == "placeholder" else env[n] for n in saved
+    ]
     outputs = fx.node.map_arg(graph.outputs, env.__getitem__)
     half.output((outputs, tuple(kept)))
     return half

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 NAMESPACE = "ep_fx"
-_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
 def register(
@@ -33,8 +33,8 @@ def register(
     name = schema[: schema.index("(")]
     if hasattr(getattr(torch.ops, NAMESPACE), name):
         return
-    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
-    _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
     qualified = f"{NAMESPACE}::{name}"
     torch.library.register_fake(qualified, fake, lib=_LIBRARY)
     if backward is not None:

@@ -15,7 +15,8 @@ class _Region(NamedTuple):
     num_experts: int | None
 
 
-_CURRENT: ContextVar[_Region] = ContextVar("ep_fx_region", default=_Region("eager", 1, None))
+_EAGER = _Region("eager", 1, None)
+_CURRENT: ContextVar[_Region | None] = ContextVar("ep_fx_region", default=None)
 
 
 @contextmanager
@@ -50,7 +51,7 @@ def moe(
     Raises:
         ValueError: shapes that do not fit, or another `num_experts` than the module's.
     """
-    name, ep_size, declared = _CURRENT.get()
+    name, ep_size, declared = _CURRENT.get() or _EAGER
     if x.dim() != 2 or topk_ids.dim() != 2 or topk_ids.shape != topk_weights.shape:
         raise ValueError(
             f"moe: expected x [T, D], topk_ids and topk_weights [T, K], got {tuple(x.shape)}, {tuple(topk_ids.shape)} "

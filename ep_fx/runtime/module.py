@@ -3,6 +3,7 @@
 Parameters are DTensors on the user's mesh under their original names; buffers stand under theirs; forward takes the
 model's arguments and returns its output class. Train, eval and no-grad are captured apart, at their first call.
 """
+
 from __future__ import annotations
 
 import functools
@@ -51,20 +52,29 @@ class EPModule(nn.Module):
     _twins: list[tuple[nn.Module, nn.Module]]
 
     def __init__(
-        self, template: nn.Module, parameters: dict[str, nn.Parameter], layouts: dict[str, Layout], mesh: DeviceMesh,
+        self,
+        template: nn.Module,
+        parameters: dict[str, nn.Parameter],
+        layouts: dict[str, Layout],
+        mesh: DeviceMesh,
         compile_program: Compile,
     ) -> None:
         super().__init__()
         self._mirror(template, parameters)
         hidden = {
-            "_template": template, "_layouts": layouts, "_mesh": mesh, "_compile": compile_program,
-            "_programs": {}, "_lock": threading.RLock(), "_names": list(layouts),
+            "_template": template,
+            "_layouts": layouts,
+            "_mesh": mesh,
+            "_compile": compile_program,
+            "_programs": {},
+            "_lock": threading.RLock(),
+            "_names": list(layouts),
             "_twins": [(self.get_submodule(path), module) for path, module in template.named_modules()],
         }
         for name, value in hidden.items():
             object.__setattr__(self, name, value)
         object.__setattr__(self, "forward", _with_signature(self.forward, template))
-        self.register_load_state_dict_pre_hook(_shard_full_tensors)
+        self.register_load_state_dict_pre_hook(_shard_full_tensors)  # type: ignore[no-untyped-call]
 
     def _mirror(self, template: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
         """The template's module tree, with the sharded parameters and the template's own buffers."""
@@ -86,8 +96,8 @@ class EPModule(nn.Module):
         """The model's forward.
 
         Raises:
-            ValueError: a tensor on another device than the mesh's, a generation cache asked for, or input sizes that the
-                model cannot be captured for.
+            ValueError: a tensor on another device than the mesh's, a generation cache asked for, or input sizes that
+                the model cannot be captured for.
         """
         refuse_caches(kwargs)
         inputs = Inputs.of(args, kwargs)
@@ -98,7 +108,11 @@ class EPModule(nn.Module):
         buffers = dict(self.named_buffers())
         with torch.no_grad():
             local = [cast(DTensor, p).to_local() for p in parameters]
-            values = (*local, *(buffers[b.name] for b in program.graph.manifest.buffers), *(x.detach() for x in inputs.tensors))
+            values = (
+                *local,
+                *(buffers[b.name] for b in program.graph.manifest.buffers),
+                *(x.detach() for x in inputs.tensors),
+            )
         return run(program, Call(values, self._rewrap, self._lock), parameters, inputs.tensors)
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
@@ -118,8 +132,8 @@ class EPModule(nn.Module):
         for path, tensor in zip(inputs.paths, inputs.tensors, strict=True):
             if tensor.device.type != self._mesh.device_type:
                 raise ValueError(
-                    f"input {path!r} ({tensor.dtype}, shape {tuple(tensor.shape)}) is on device {tensor.device}, the mesh is "
-                    f"on {self._mesh.device_type!r}; move it there first"
+                    f"input {path!r} ({tensor.dtype}, shape {tuple(tensor.shape)}) is on device {tensor.device}, the "
+                    f"mesh is on {self._mesh.device_type!r}; move it there first"
                 )
 
     def _program(self, inputs: Inputs, gradients: bool) -> Program:
@@ -132,7 +146,8 @@ class EPModule(nn.Module):
                     return program
             if len(known) >= _MAX_CAPTURES:
                 raise ValueError(
-                    f"this input structure was captured {len(known)} times and still does not serve these sizes: {broken[-1][1]}"
+                    f"this input structure was captured {len(known)} times and still does not serve these sizes: "
+                    f"{broken[-1][1]}"
                 )
             self._pass_flags_on()
             program = self._compile(inputs, gradients, bool(known))
@@ -218,7 +233,8 @@ class EPModule(nn.Module):
 
     def extra_repr(self) -> str:
         """Model class and mesh."""
-        return f"{type(self._template).__name__}, mesh {dict(zip(self._mesh.mesh_dim_names or (), self._mesh.shape, strict=True))}"
+        sizes = dict(zip(self._mesh.mesh_dim_names or (), self._mesh.shape, strict=True))
+        return f"{type(self._template).__name__}, mesh {sizes}"
 
 
 def _shard_full_tensors(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:

@@ -3,6 +3,7 @@
 What forward leaves for backward are explicit outputs of the forward graph, held by the autograd node of that call and
 dropped as backward consumes them. So nothing is shared between calls: any number of micro-batches can be in flight.
 """
+
 from __future__ import annotations
 
 import threading
@@ -82,7 +83,7 @@ def run(program: Program, call: Call, parameters: Sequence[nn.Parameter], inputs
     manifest = program.graph.manifest
     trained = [p for p, spec in zip(parameters, manifest.parameters, strict=True) if spec.trainable]
     wanted = [x for x, name in zip(inputs, manifest.inputs, strict=True) if name in manifest.input_grads]
-    return program.rebuild(_Run.apply(program, call, *trained, *wanted))
+    return program.rebuild(_Run.apply(program, call, *trained, *wanted))  # type: ignore[no-untyped-call]
 
 
 class _Run(torch.autograd.Function):
@@ -105,8 +106,9 @@ class _Run(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         if ctx.saved is None:
             raise RuntimeError(
-                "backward ran a second time on one forward of an ep_fx module; its saved values are freed as they are used. "
-                "Call forward again; pipeline schedules that split backward into inputs and weights are not supported"
+                "backward ran a second time on one forward of an ep_fx module; its saved values are freed as they are "
+                "used. Call forward again; pipeline schedules that split backward into inputs and weights are not "
+                "supported"
             )
         program, call, saved = ctx.program, ctx.call, ctx.saved
         ctx.saved = ctx.call = None

@@ -4,9 +4,10 @@ One group spans ``fsdp`` and ``ep`` together. The token exchange never shares a 
 one rank, dense parameters are gathered over the mesh's own ``ep`` group and the exchange gets a group of its own.
 
 Private torch API used here, and only here: ``DeviceMesh._flatten``, ``_get_root_mesh`` and ``_flatten_mapping``. A
-flattened mesh is taken out of the mapping again: while it is there, DTensor gathers ``[Shard(0), Shard(0)]`` over it in
-one step, as if the rows were cut evenly over all ranks, and ``full_tensor()`` of an uneven parameter or gradient is wrong.
+flattened mesh is taken out of the mapping again: while it is there, DTensor gathers ``[Shard(0), Shard(0)]`` over it
+in one step, as if the rows were cut evenly over all ranks, and ``full_tensor()`` of uneven rows is wrong.
 """
+
 from __future__ import annotations
 
 from typing import Any

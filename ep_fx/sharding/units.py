@@ -1,8 +1,9 @@
 """FSDP units: which parameters are gathered together.
 
-By default each block of the longest outermost ModuleList is a unit, the experts inside it are a unit of their own, and the
-rest of the model is the unit "root".
+By default each block of the longest outermost ModuleList is a unit, the experts inside it are a unit of their own, and
+the rest of the model is the unit "root".
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence

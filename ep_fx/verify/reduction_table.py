@@ -2,6 +2,7 @@
 
 Read from the graph alone, so it says what will run. Beside it stands what is due, from the layouts and the mesh.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -50,7 +51,9 @@ def _row(graph: ParallelGraph, spec: ParameterSpec, value: object) -> ReductionR
         dims = mesh.dims_of(str(group)) or (f"unknown group {group}",)
         steps.append(f"{_WORDS.get(role_of(node), 'reduction')} over {','.join(dims)}")
     inside = mesh.live(("ep",)) if spec.layout.is_expert else ()
-    return ReductionRow(spec.name, "expert" if spec.layout.is_expert else "dense", tuple(steps), path.divisor, due, inside)
+    return ReductionRow(
+        spec.name, "expert" if spec.layout.is_expert else "dense", tuple(steps), path.divisor, due, inside
+    )
 
 
 def format_reductions(rows: Sequence[ReductionRow]) -> str:
@@ -61,8 +64,12 @@ def format_reductions(rows: Sequence[ReductionRow]) -> str:
     ]
     for row in rows:
         cells = (
-            f"`{row.parameter}`", row.kind, ", ".join(row.due) or "-", ", ".join(row.inside) or "-",
-            ", then ".join(row.steps) or "-", f"{row.divisor:g}",
+            f"`{row.parameter}`",
+            row.kind,
+            ", ".join(row.due) or "-",
+            ", ".join(row.inside) or "-",
+            ", then ".join(row.steps) or "-",
+            f"{row.divisor:g}",
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

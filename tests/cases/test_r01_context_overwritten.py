@@ -3,27 +3,36 @@
 Sources: mindspore-ai/hyper-parallel#746; the same fault in torchtitan PR#1013 and VeOmni PR#896.
 Splits and permutation live on an instance; a schedule that starts micro-batch N+1 early gives N the wrong ones. Where
 only the permutation differs nothing crashes and even the experts' gradients stay right, so outputs are compared token
-by token, and the graph is read: combine's context is an edge from its own dispatch.
+by token, and the graph is read: combine's context is an edge from its own dispatch. Rows travel in expert order here,
+so the recipe's routing leaves two equal contexts; in the second one the splits are equal and the regrouping differs.
 """
+
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 import ep_fx
 from ep_fx.graph import Phase, Role, find_regions, info_of, is_mutation, role_of
 from ep_fx.testing import RankPools, local_mesh
-from tests.cases.hand import M4, assert_shares, hand_run
+from tests.cases.hand import M4, Routing, assert_shares, hand_run
 from tests.interleave import interleaved_forwards
 from tests.models.hand_moe import HandMoE, hand_gradient, tokens_for
 
-MICROBATCHES = [[[0, 1, 2, 3]] * 4, [[1, 0, 3, 2]] * 4]
+RECIPE: list[list[Routing]] = [[[0, 1, 2, 3]] * 4, [[1, 0, 3, 2]] * 4]
+REGROUPED: list[list[Routing]] = [[[0, 0, 1, 2]] * 4, [[0, 1, 1, 2]] * 4]
+BOTH = pytest.mark.parametrize(
+    ("microbatches", "shares"),
+    [(RECIPE, [0.25] * 4), (REGROUPED, [0.375, 0.375, 0.25, 0])],
+    ids=["another order", "equal splits, regrouped"],
+)
 
 
-def interleaved(rank: int) -> tuple[list[list[float]], list[str]]:
+def interleaved(rank: int, microbatches: list[list[Routing]]) -> tuple[list[list[float]], list[str]]:
     module = ep_fx.transform(HandMoE(), local_mesh(**M4))
-    batches = [(tokens_for(routings[rank]),) for routings in MICROBATCHES]
+    batches = [(tokens_for(routings[rank]),) for routings in microbatches]
     outputs, order = interleaved_forwards(module, batches)
     return [y.sum(-1).tolist() for y in outputs], order
 
@@ -45,21 +54,35 @@ def graph_of(rank: int) -> dict[str, Any]:
     }
 
 
-def test_r01_two_forwards_before_two_backwards(ranks: RankPools) -> None:
-    runs = ranks(4).run(hand_run, M4, MICROBATCHES)
-    assert all(run.sums == [[1, 2, 3, 4], [2, 1, 4, 3]] for run in runs)
-    assert_shares(runs, hand_gradient([0.25] * 4))
+@BOTH
+def test_r01_two_forwards_before_two_backwards(
+    ranks: RankPools, microbatches: list[list[Routing]], shares: list[float]
+) -> None:
+    runs = ranks(4).run(hand_run, M4, microbatches)
+    assert all(run.sums == _sums(microbatches) for run in runs)
+    assert_shares(runs, hand_gradient(shares))
 
 
-def test_r01_both_dispatches_before_both_combines(ranks: RankPools) -> None:
-    for sums, order in ranks(4).run(interleaved):
+@BOTH
+def test_r01_both_dispatches_before_both_combines(
+    ranks: RankPools, microbatches: list[list[Routing]], shares: list[float]
+) -> None:
+    for sums, order in ranks(4).run(interleaved, microbatches):
         assert order == ["dispatch 0", "dispatch 1", "combine 0", "combine 1"]
-        assert sums == [[1, 2, 3, 4], [2, 1, 4, 3]]
+        assert sums == _sums(microbatches)
+
+
+def _sums(microbatches: list[list[Routing]]) -> list[list[float]]:
+    """Expert e answers e + 1; the same on every rank."""
+    return [[e + 1.0 for e in routings[0]] for routings in microbatches]
 
 
 def test_r01_combine_takes_its_context_from_its_own_dispatch_and_no_attribute_is_touched(ranks: RankPools) -> None:
     facts = ranks(4).run(graph_of)[0]
     assert facts == {
-        "same indices": [True], "from the context": [True], "attributes": [], "writes": [],
+        "same indices": [True],
+        "from the context": [True],
+        "attributes": [],
+        "writes": [],
         "phases": ["BACKWARD", "FORWARD"],
     }

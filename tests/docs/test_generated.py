@@ -1,4 +1,5 @@
 """GR-01: the tables in docs/ are what the graphs say today, and the README's promises about them hold."""
+
 from __future__ import annotations
 
 import subprocess
@@ -10,7 +11,12 @@ ROOT = Path(__file__).parents[2]
 
 def test_generated_parts_are_up_to_date() -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "docs.generate", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", "docs.generate", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
 

@@ -1,4 +1,5 @@
 """Layouts: cuts are DTensor's own, uneven ones too, and a transform leaves DTensor's view of them right."""
+
 from __future__ import annotations
 
 import pytest
@@ -12,7 +13,7 @@ from ep_fx.testing.ranks import RankPools, local_mesh
 
 
 class Uneven(nn.Module):
-    """Parameters whose rows do not divide by 4: 10 rows are cut 3 + 2 + 3 + 2, 3 rows 1 + 1 + 1 + 0, none for a scalar."""
+    """Parameters whose rows do not divide by 4: 10 rows are cut 3 + 2 + 3 + 2, 3 rows 1 + 1 + 1 + 0, a scalar not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +34,7 @@ def _uneven(rank: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def test_full_tensors_of_uneven_parameters_and_gradients(ranks: RankPools) -> None:
-    """While a flattened mesh of fsdp and ep is registered, DTensor takes 3 + 2 + 3 + 2 for 3 + 3 + 3 + 1 in full_tensor."""
+    """While a flattened mesh is registered, DTensor takes 3 + 2 + 3 + 2 for 3 + 3 + 3 + 1 in full_tensor."""
     w = torch.arange(1.0, 11.0)
     x_mean = 2.5
     want = {
@@ -70,7 +71,9 @@ def _experts(rank: int, num_experts: int, fsdp: int, ep: int) -> bool:
     return torch.equal(as_dtensor(local_shard(full, layout, mesh), layout, mesh).full_tensor(), full)
 
 
-@pytest.mark.parametrize(("num_experts", "fsdp", "ep"), [(4, 2, 2), (6, 2, 2), (2, 2, 2), (4, 1, 4), (5, 4, 1), (3, 4, 1)])
+@pytest.mark.parametrize(
+    ("num_experts", "fsdp", "ep"), [(4, 2, 2), (6, 2, 2), (2, 2, 2), (4, 1, 4), (5, 4, 1), (3, 4, 1)]
+)
 def test_expert_blocks_come_together_again(ranks: RankPools, num_experts: int, fsdp: int, ep: int) -> None:
     """Even and uneven cuts of the local block on dim 0, and on dim 1 where there are fewer experts than fsdp ranks."""
     assert all(ranks(4).run(_experts, num_experts, fsdp, ep))

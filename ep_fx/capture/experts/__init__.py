@@ -1,4 +1,5 @@
-"""Recognition of experts: one file per family; what none of them accepts is refused, never traced into something wrong."""
+"""Recognition of experts: one file per family; what none of them accepts is refused, never traced into nonsense."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -3,6 +3,7 @@
 Dispatch stands at its input and combine at its output; the body is traced as it is, with the parameters and counts
 of the local experts. `scores` may be passed by position or by keyword.
 """
+
 from __future__ import annotations
 
 import inspect
@@ -64,7 +65,9 @@ def _wrapped(experts: Experts, body: Callable[..., Any]) -> Callable[..., torch.
         call.arguments[x_name], call.arguments[counts_name] = routed, local.to(counts.dtype)
         if scores is not None and scores_name is not None:
             call.arguments[scores_name] = weights.reshape(-1, *scores.shape[1:])
-        back: torch.Tensor = torch.ops.ep_fx.combine(_run(experts, body, call), indices, splits, x.shape[0], experts.path)
+        back: torch.Tensor = torch.ops.ep_fx.combine(
+            _run(experts, body, call), indices, splits, x.shape[0], experts.path
+        )
         return back
 
     return forward
@@ -76,8 +79,8 @@ def _run(experts: Experts, body: Callable[..., Any], call: inspect.BoundArgument
     except Exception as error:
         local = experts.num_experts // experts.ep
         raise ValueError(
-            f"{experts.path} ({where(experts.module)}): the body of these experts cannot be traced with the {local} local "
-            f"experts of {experts.num_experts} that a rank holds for ep={experts.ep}; take their number from "
+            f"{experts.path} ({where(experts.module)}): the body of these experts cannot be traced with the {local} "
+            f"local experts of {experts.num_experts} that a rank holds for ep={experts.ep}; take their number from "
             f"num_tokens_per_expert or from the parameters, not from a constant, and do not branch on counts: {error}"
         ) from error
     if not isinstance(result, torch.Tensor):
