@@ -38,6 +38,7 @@ class ExpertParallel(Pass):
     """Makes the token exchange explicit."""
 
     name: ClassVar[str] = "expert-parallel"
+    provides: ClassVar[frozenset[str]] = frozenset({"expert-parallel"})
 
     def apply(self, graph: ParallelGraph) -> None:
         """Lowers every dispatch with ``ep_size`` > 1 and what takes its context."""

@@ -12,8 +12,9 @@ Cost: 4 + 2 per parameter nodes a unit and direction, 4 + 2 per parameter a redu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import fx
 
@@ -25,9 +26,26 @@ from ep_fx.passes._uses import ParameterUses, Span, region_spans
 
 @dataclass(frozen=True)
 class Fsdp(Pass):
-    """Inserts unshard / reshard / reduce_grad nodes for every unit of the Manifest."""
+    """Inserts unshard / reshard / reduce_grad nodes for every unit of the Manifest.
+
+    Its options are policies of the Manifest, by which the rules judge the result: None leaves them as they are, and
+    `transform` fixes the others before capture.
+
+    Args:
+        reshard: `Manifest.expert_reshard`, when the experts of a region are freed.
+        after_forward: `Manifest.reshard_after_forward`, whether parameters are freed between forward and backward.
+    """
 
     name: ClassVar[str] = "fsdp"
+    provides: ClassVar[frozenset[str]] = frozenset({"fsdp"})
+    reshard: Literal["strict", "early"] | None = None
+    after_forward: bool | None = None
+
+    @property
+    def policies(self) -> Mapping[str, Any]:
+        """The policies of the Manifest that its options name."""
+        named = {"expert_reshard": self.reshard, "reshard_after_forward": self.after_forward}
+        return {policy: value for policy, value in named.items() if value is not None}
 
     def apply(self, graph: ParallelGraph) -> None:
         """Works on all units; the graph's parameter placeholders become shards."""

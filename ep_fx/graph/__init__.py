@@ -13,7 +13,8 @@ from ep_fx.graph.manifest import (
     RegionSpec,
 )
 from ep_fx.graph.parallel_graph import ParallelGraph
-from ep_fx.graph.passes import Pass, PassError, PassManager, PassRecord
+from ep_fx.graph.passes import ContractError, Pass, PassError, PassManager, PassRecord, check_contracts, format_records
+from ep_fx.graph.pipeline import parse_pipeline, print_pipeline
 from ep_fx.graph.regions import RegionNodes, find_regions
 from ep_fx.graph.roles import Role, is_collective, is_effect, is_mutation, role_of, target_name
 from ep_fx.graph.split import Halves, split
@@ -22,6 +23,7 @@ __all__ = [
     "DATA_DIMS",
     "MESH_DIMS",
     "BufferSpec",
+    "ContractError",
     "Halves",
     "Layout",
     "Manifest",
@@ -41,12 +43,16 @@ __all__ = [
     "alias_root",
     "alias_sources",
     "aliases_of",
+    "check_contracts",
     "copy_info",
+    "format_records",
     "info_of",
     "is_backward",
     "is_collective",
     "is_effect",
     "is_mutation",
+    "parse_pipeline",
+    "print_pipeline",
     "role_of",
     "set_info",
     "split",
