@@ -28,9 +28,9 @@ from ep_fx.capture import (
     top_k_of,
     trace_joint,
 )
-from ep_fx.config import Options, Plan, check_degrees, check_plan, mesh_sizes
-from ep_fx.graph import Layout, Manifest, MeshSpec, ParallelGraph, ParameterSpec, PassManager, split
-from ep_fx.passes import default_pipeline
+from ep_fx.config import Options, Plan, check_degrees, check_passes, check_plan, mesh_sizes, with_policies
+from ep_fx.graph import Layout, Manifest, MeshSpec, ParallelGraph, ParameterSpec, Pass, PassManager, split
+from ep_fx.passes import default_pipeline, pipeline_of
 from ep_fx.runtime import EPModule, Program
 from ep_fx.sharding import find_units, make_layout, mesh_spec, shard_parameter
 from ep_fx.targets import emit
@@ -48,6 +48,7 @@ def transform(
     expert_reshard: Literal["strict", "early"] = "strict",
     units: Sequence[str] | None = None,
     grad_reduce: Literal["mean", "sum"] = "mean",
+    pipeline: str | Sequence[Pass] | None = None,
     dynamic: bool = True,
     verify: bool = True,
 ) -> EPModule:
@@ -67,6 +68,8 @@ def transform(
         units: module-path patterns of the FSDP units; None: each block of the longest ModuleList, its experts apart,
             and the rest.
         grad_reduce: "mean": gradients of the mean over data ranks of each rank's loss; "sum": of their sum.
+        pipeline: the passes, as text (``"dead-code,expert-parallel,fsdp{reshard=early}"``) or as a sequence; None: the
+            default. Its options fix the policies above, where these were not given.
         dynamic: batch and sequence sizes are free; False: one capture for each set of sizes.
         verify: run the rule table after every pass.
 
@@ -78,7 +81,9 @@ def transform(
             path and what would be accepted. Raised on every rank, before any process group is made.
         PassError: a pass broke a rule.
     """
+    passes = default_pipeline() if pipeline is None else pipeline_of(pipeline)
     options = Options(plan, reshard_after_forward, expert_reshard, units, grad_reduce, dynamic, verify)
+    options = with_policies(options, passes)
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     sizes = mesh_sizes(mesh)
@@ -88,10 +93,11 @@ def transform(
     experts = find_experts(model, plan, ep)
     for item in experts:
         check_degrees(item.path, item.num_experts, top_k_of(model, item), item.ep)
+    check_passes(passes, sizes, any(item.ep > 1 for item in experts))
     layouts = _layouts(model, experts, sizes)
     units_of = find_units(model, [e.path for e in experts if e.ep > 1 or ep == 1], units)
     spec = mesh_spec(mesh, sizes)
-    compiler = _Compiler(model, torch.device(mesh.device_type), experts, layouts, units_of, spec, options)
+    compiler = _Compiler(model, torch.device(mesh.device_type), experts, layouts, units_of, spec, options, passes)
     module = EPModule(model, _shard(model, layouts, mesh), layouts, mesh, compiler)
     if example_inputs is not None or example_kwargs is not None:
         module.prepare(*(example_inputs or ()), **(example_kwargs or {}))
@@ -145,6 +151,7 @@ class _Compiler:
     units: dict[str, str]
     mesh: MeshSpec
     options: Options
+    passes: tuple[Pass, ...]
 
     def __call__(self, inputs: Inputs, gradients: bool, real_sizes: bool) -> Program:
         with outside_modes():
@@ -170,7 +177,7 @@ class _Compiler:
         check = _verified if self.options.verify else None
         if check is not None:
             check(graph)
-        manager = PassManager(default_pipeline(), check)
+        manager = PassManager(self.passes, check)
         manager.run(graph)
         if check is not None:  # once for all passes: fake propagation costs up to 1 ms a node
             verify(graph, ["types"]).raise_if_broken()

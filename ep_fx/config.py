@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from ep_fx.graph import MESH_DIMS
+from ep_fx.graph import DATA_DIMS, MESH_DIMS, Pass, check_contracts, print_pipeline
 from ep_fx.styles import ExpertParallel
 
 Plan = Mapping[str, ExpertParallel]
@@ -43,6 +44,48 @@ class Options:
         for pattern, style in (self.plan or {}).items():
             if not isinstance(style, ExpertParallel):
                 raise TypeError(f"plan[{pattern!r}] must be an ep_fx.ExpertParallel(), got {style!r}")
+
+
+def with_policies(options: Options, passes: Sequence[Pass]) -> Options:
+    """`options` with the policies that `passes` ask for.
+
+    Raises:
+        ValueError: a pass asks for another value than the one passed to `transform`.
+    """
+    defaults = {field.name: field.default for field in fields(options)}
+    for step in passes:
+        for policy, value in step.policies.items():
+            if policy not in defaults:
+                raise ValueError(f"pass {str(step)!r} asks for {policy} {value!r}, for which transform has no option")
+            given = getattr(options, policy)
+            if given not in (value, defaults[policy]):
+                raise ValueError(
+                    f"pass {str(step)!r} asks for {policy} {value!r}, but {given!r} was given; say it in one place"
+                )
+            options = replace(options, **{policy: value})
+    return options
+
+
+def check_passes(passes: Sequence[Pass], sizes: Mapping[str, int], split_experts: bool) -> None:
+    """Checks that a pipeline can run, and that it does what the mesh asks for.
+
+    Args:
+        split_experts: whether some experts are split over ``ep``.
+
+    Raises:
+        ContractError: a pass lacks what it requires, or provides what holds already.
+        ValueError: nothing in the pipeline shards the parameters, or lowers the exchange.
+    """
+    facts = check_contracts(passes)
+    ranks = math.prod(sizes.get(dim, 1) for dim in DATA_DIMS)
+    needed = {"expert-parallel": "lowers the token exchange"} if split_experts else {}
+    if ranks > 1:
+        needed["fsdp"] = "shards the parameters and reduces the gradients"
+    for fact, what in needed.items():
+        if fact not in facts:
+            raise ValueError(
+                f"pipeline {print_pipeline(passes)!r} lacks {fact!r}, which {what} on this mesh of {dict(sizes)}"
+            )
 
 
 def mesh_sizes(mesh: DeviceMesh) -> dict[str, int]:
