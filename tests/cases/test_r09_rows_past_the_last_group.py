@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import ep_fx
 from ep_fx.testing import RankPools, local_mesh
@@ -21,36 +21,42 @@ STEPS = 5
 
 
 class PaddedExperts(SwiGLUExperts):
-    """SwiGLUExperts on rows with `PADDING` rows of `filler` behind them, cut off at the end."""
+    """SwiGLUExperts with a bias inside, on rows with `padding` rows of `filler` behind them, cut off at the end.
 
-    def __init__(self, filler: float) -> None:
+    The padding takes the last expert's bias, whose gradient so sums over padding rows too: what these hold, shows.
+    """
+
+    def __init__(self, padding: int, filler: float) -> None:
         super().__init__(4, 16, 32)
-        self.filler = filler
+        self.bias = nn.Parameter(torch.zeros(4, 32))
+        self.padding, self.filler = padding, filler
 
     def forward(self, x: Tensor, num_tokens_per_expert: Tensor, scores: Tensor | None = None) -> Tensor:
-        ends = num_tokens_per_expert.cumsum(0).to(torch.int32)
-        padded = torch.cat((x, x.new_full((PADDING, x.shape[1]), self.filler)))
-        gate = F.silu(F.grouped_mm(padded, self.w1.mT, offs=ends))
-        inner = gate * F.grouped_mm(padded, self.w3.mT, offs=ends)
-        return F.grouped_mm(inner, self.w2.mT, offs=ends)[: x.shape[0]]
+        ends = num_tokens_per_expert.cumsum(0)
+        padded = torch.cat((x, x.new_full((self.padding, x.shape[1]), self.filler)))
+        last = num_tokens_per_expert.shape[0] - 1
+        expert_of_row = torch.searchsorted(ends, torch.arange(padded.shape[0]), right=True).clamp(max=last)
+        offsets = ends.to(torch.int32)
+        gate = F.silu(F.grouped_mm(padded, self.w1.mT, offs=offsets) + self.bias[expert_of_row])
+        inner = gate * F.grouped_mm(padded, self.w3.mT, offs=offsets)
+        return F.grouped_mm(inner, self.w2.mT, offs=offsets)[: x.shape[0]]
 
 
-def padded_model(filler: float | None) -> TinyMoE:
-    """TinyMoE whose experts pad; None: they do not."""
+def padded_model(padding: int, filler: float) -> TinyMoE:
+    """TinyMoE whose experts pad."""
     model = TinyMoE(blocks=1, grouped=True)
-    if filler is not None:
-        experts = PaddedExperts(filler)
-        experts.load_state_dict(model.blocks[0].moe.experts.state_dict())
-        model.blocks[0].moe.experts = experts
+    experts = PaddedExperts(padding, filler)
+    experts.load_state_dict(model.blocks[0].moe.experts.state_dict(), strict=False)
+    model.blocks[0].moe.experts = experts
     return model
 
 
-def five_steps(rank: int, filler: float | None) -> tuple[list[float], list[Tensor]]:
+def five_steps(rank: int, padding: int, filler: float) -> tuple[list[float], list[Tensor]]:
     """Losses, and the parameters after the last step."""
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(True, warn_only=True)  # new memory is NaN
     try:
-        module = ep_fx.transform(padded_model(filler), local_mesh(**M4))
+        module = ep_fx.transform(padded_model(padding, filler), local_mesh(**M4))
         optimizer = torch.optim.SGD(module.parameters(), lr=0.3)
         losses = []
         for _ in range(STEPS):
@@ -78,9 +84,10 @@ def test_r09_padding_is_zero_in_the_product_and_in_the_gradient_of_its_rows() ->
 
 
 def test_r09_five_steps_with_padding_equal_five_without(ranks: RankPools) -> None:
-    plain = ranks(4).run(five_steps, None)
+    plain = ranks(4).run(five_steps, 0, 0.0)
     for filler in (float("nan"), float("inf")):
-        for (losses, weights), (want_losses, want_weights) in zip(ranks(4).run(five_steps, filler), plain, strict=True):
+        padded = ranks(4).run(five_steps, PADDING, filler)
+        for (losses, weights), (want_losses, want_weights) in zip(padded, plain, strict=True):
             assert losses == want_losses
             assert losses[-1] < losses[0]
             assert all(torch.equal(got, want) for got, want in zip(weights, want_weights, strict=True))
