@@ -30,9 +30,10 @@ from ep_fx.capture import (
 )
 from ep_fx.config import Options, Plan, check_degrees, check_passes, check_plan, mesh_sizes, with_policies
 from ep_fx.graph import Layout, Manifest, MeshSpec, ParallelGraph, ParameterSpec, Pass, PassManager, split
+from ep_fx.graph.fingerprint import collective_lines, parameter_lines
 from ep_fx.passes import default_pipeline, pipeline_of
 from ep_fx.runtime import EPModule, Program
-from ep_fx.sharding import find_units, make_layout, mesh_spec, shard_parameter
+from ep_fx.sharding import agree, find_units, make_layout, mesh_spec, shard_parameter
 from ep_fx.targets import emit
 from ep_fx.verify import Report, verify
 
@@ -88,20 +89,54 @@ def transform(
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     sizes = mesh_sizes(mesh)
     check_plan(plan, sizes)
+    try:
+        planned = _plan(model, sizes, options, passes)
+    except (TypeError, ValueError) as error:  # a rank that alone has it must not leave the others waiting
+        agree(mesh, "models", [f"{type(error).__name__}: {error}"])
+        raise
+    agree(mesh, "models", planned.lines())
+    compiler = _Compiler(model, torch.device(mesh.device_type), planned, mesh_spec(mesh, sizes), options, passes)
+    module = EPModule(model, _shard(model, planned.layouts, mesh), planned.layouts, mesh, compiler)
+    if example_inputs is not None or example_kwargs is not None:
+        module.prepare(*(example_inputs or ()), **(example_kwargs or {}))
+        agree(mesh, "collectives", collective_lines(module.graph))
+    return module
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is decided before a process group is made: experts, the layout of each parameter, its unit."""
+
+    model: nn.Module
+    experts: list[Experts]
+    layouts: dict[str, Layout]
+    units: dict[str, str]
+
+    def parameters(self) -> list[ParameterSpec]:
+        """All parameters as they stand now."""
+        return [
+            ParameterSpec(
+                name, parameter_placeholder(name), p.dtype, p.requires_grad, self.layouts[name], self.units[name]
+            )
+            for name, p in self.model.named_parameters()
+        ]
+
+    def lines(self) -> list[str]:
+        """What all ranks must agree on."""
+        buffers = [f"buffer {name}: {b.dtype} {list(b.shape)}" for name, b in self.model.named_buffers()]
+        experts = [f"experts {e.path}: {e.num_experts} over {e.ep} ranks" for e in self.experts]
+        return [*parameter_lines(self.parameters()), *buffers, *experts]
+
+
+def _plan(model: nn.Module, sizes: dict[str, int], options: Options, passes: Sequence[Pass]) -> _Plan:
     ep = sizes.get("ep", 1)
     _check_parameters(model)
-    experts = find_experts(model, plan, ep)
+    experts = find_experts(model, options.plan, ep)
     for item in experts:
         check_degrees(item.path, item.num_experts, top_k_of(model, item), item.ep)
     check_passes(passes, sizes, any(item.ep > 1 for item in experts))
-    layouts = _layouts(model, experts, sizes)
-    units_of = find_units(model, [e.path for e in experts if e.ep > 1 or ep == 1], units)
-    spec = mesh_spec(mesh, sizes)
-    compiler = _Compiler(model, torch.device(mesh.device_type), experts, layouts, units_of, spec, options, passes)
-    module = EPModule(model, _shard(model, layouts, mesh), layouts, mesh, compiler)
-    if example_inputs is not None or example_kwargs is not None:
-        module.prepare(*(example_inputs or ()), **(example_kwargs or {}))
-    return module
+    units = find_units(model, [e.path for e in experts if e.ep > 1 or ep == 1], options.units)
+    return _Plan(model, experts, _layouts(model, experts, sizes), units)
 
 
 def _check_parameters(model: nn.Module) -> None:
@@ -146,9 +181,7 @@ class _Compiler:
 
     model: nn.Module
     device: torch.device
-    experts: list[Experts]
-    layouts: dict[str, Layout]
-    units: dict[str, str]
+    plan: _Plan
     mesh: MeshSpec
     options: Options
     passes: tuple[Pass, ...]
@@ -159,7 +192,7 @@ class _Compiler:
 
     def _compile(self, inputs: Inputs, gradients: bool, real_sizes: bool) -> Program:
         trace = self._trace(inputs, gradients, real_sizes)
-        parameters = self._parameters()
+        parameters = self.plan.parameters()
         buffers = [name for name, _ in self.model.named_buffers()]
         manifest = Manifest(
             self.mesh,
@@ -173,7 +206,7 @@ class _Compiler:
             reshard_after_forward=self.options.reshard_after_forward,
             expert_reshard=self.options.expert_reshard,
         )
-        graph = build_graph(trace, parameters, buffers, self.experts, manifest)
+        graph = build_graph(trace, parameters, buffers, self.plan.experts, manifest)
         check = _verified if self.options.verify else None
         if check is not None:
             check(graph)
@@ -183,17 +216,9 @@ class _Compiler:
             verify(graph, ["types"]).raise_if_broken()
         return _program(graph, trace, manager)
 
-    def _parameters(self) -> list[ParameterSpec]:
-        return [
-            ParameterSpec(
-                name, parameter_placeholder(name), p.dtype, p.requires_grad, self.layouts[name], self.units[name]
-            )
-            for name, p in self.model.named_parameters()
-        ]
-
     def _trace(self, inputs: Inputs, gradients: bool, real_sizes: bool) -> Trace:
         """The most dynamic reading of the inputs with which the model can be traced."""
-        shapes = {name: layout.full_shape for name, layout in self.layouts.items()}
+        shapes = {name: layout.full_shape for name, layout in self.plan.layouts.items()}
         first: RuntimeError | None = None
         for key in READINGS if self.options.dynamic else (STATIC,):
             try:
@@ -201,7 +226,7 @@ class _Compiler:
                     self.model,
                     shapes,
                     self.device,
-                    self.experts,
+                    self.plan.experts,
                     inputs,
                     key,
                     gradients=gradients,

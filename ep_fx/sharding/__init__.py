@@ -1,11 +1,14 @@
 """Layouts of parameters on the mesh, and DTensors in and out."""
 
+from ep_fx.sharding.agree import DisagreementError, agree
 from ep_fx.sharding.layout import as_dtensor, local_shard, make_layout, placements, shard_parameter
 from ep_fx.sharding.mesh import mesh_spec
 from ep_fx.sharding.units import ROOT, find_units
 
 __all__ = [
+    "DisagreementError",
     "ROOT",
+    "agree",
     "as_dtensor",
     "find_units",
     "local_shard",
