@@ -76,7 +76,7 @@ def degrees(rank: int) -> dict[str, tuple[str, str, int]]:
     """Numbers that do not fit: experts, ranks, choices."""
     ep4, plan = local_mesh(fsdp=1, ep=4), {"experts": ep_fx.ExpertParallel()}
     ep3 = init_device_mesh("cpu", (1, 3), mesh_dim_names=("fsdp", "ep"))
-    fsdp4 = local_mesh(fsdp=4)
+    fsdp4, new = local_mesh(fsdp=4), init_device_mesh("cpu", (1, 4), mesh_dim_names=("fsdp", "ep"))
     return refusals(
         {
             "6 experts on ep 4": lambda: ep_fx.transform(HandMoE(6), ep4),
@@ -84,7 +84,7 @@ def degrees(rank: int) -> dict[str, tuple[str, str, int]]:
             "2 experts on ep 4": lambda: ep_fx.transform(HandMoE(2), ep4),
             "5 of 4 experts": lambda: ep_fx.transform(HandMoE(4, top_k=5), ep4),
             "plan without ep": lambda: ep_fx.transform(HandMoE(4), fsdp4, plan=plan),
-            "fits": lambda: ep_fx.transform(HandMoE(4), ep4),
+            "fits": lambda: ep_fx.transform(HandMoE(4), new),
         }
     )
 
