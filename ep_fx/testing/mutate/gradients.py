@@ -140,11 +140,10 @@ def reduce_too_few(graph: ParallelGraph, rng: random.Random) -> ParallelGraph | 
             _elements(wait, given)  # type: ignore[arg-type]
     else:
         given = list(start.args[0])  # type: ignore[arg-type]
-        length = int(start.args[1])  # type: ignore[call-overload]
+        length = int(start.args[1])  # type: ignore[arg-type]
         with graph.graph.inserting_before(wait):
-            parts = [
-                graph.call(python.getitem, graph.call(aten.chunk.default, g, length, like=wait), 0, like=wait) for g in given
-            ]
+            chunks = [graph.call(aten.chunk.default, g, length, like=wait) for g in given]
+            parts = [graph.call(python.getitem, c, 0, like=wait) for c in chunks]
         _elements(wait, parts)
     if wait.users:
         return None
@@ -157,7 +156,7 @@ def _elements(node: fx.Node, values: Sequence[fx.Node]) -> None:
     """Readers of a list read `values` instead."""
     for user in list(node.users):
         if role_of(user) is Role.GETITEM:
-            user.replace_all_uses_with(values[user.args[1]])  # type: ignore[call-overload]
+            user.replace_all_uses_with(values[user.args[1]])  # type: ignore[index]
             user.graph.erase_node(user)
         else:
             replace_argument(user, 0, list(values))

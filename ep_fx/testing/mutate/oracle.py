@@ -114,7 +114,8 @@ def _in_step(outcomes: Sequence[Outcome]) -> bool:
     if all(o.error is None for o in outcomes):
         return all(o.waits == outcomes[0].waits for o in outcomes)
     started = [[e.op for e in o.events if e.is_collective] for o in outcomes]
-    return all(s == started[0] for s in started) and all(o.waits == len(s) for o, s in zip(outcomes, started, strict=True))
+    done = all(o.waits == len(s) for o, s in zip(outcomes, started, strict=True))
+    return done and all(s == started[0] for s in started)
 
 
 # -- comparison ----------------------------------------------------------------------------------------------------

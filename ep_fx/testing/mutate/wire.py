@@ -10,7 +10,7 @@ import functools
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -30,7 +30,7 @@ def to_wire(graph: fx.Graph) -> Wire:
     """`graph` as plain data."""
     rows: Wire = []
     for node in graph.nodes:
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: _Ref(n.name))
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: cast(Any, _Ref(n.name)))
         target = _name(node.target) if node.op == "call_function" else str(node.target)
         rows.append((node.name, node.op, target, _plain(args), _plain(kwargs)))
     return rows
