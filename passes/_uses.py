@@ -36,15 +36,28 @@ class ParameterUses:
         """What each of these, the placeholders apart, is made from."""
         self.readers: dict[tuple[str, Phase], list[fx.Node]] = {}
         for node in graph:
-            self._visit(node)
+            self._derive(node)
+        unread = self._unread_views(graph) if graph.manifest.reshard_after_forward else set()
+        for node in graph:
+            if node.op != "output" and node not in unread:
+                self._note(node)
 
-    def _visit(self, node: fx.Node) -> None:
-        if node.op == "output":
-            return
+    def _note(self, node: fx.Node) -> None:
         sources = {self.derived[a] for a in node.all_input_nodes if a in self.derived}
         phase = Phase.BACKWARD if is_backward(node) else Phase.FORWARD
         for name in sources:
             self.readers.setdefault((name, phase), []).append(node)
+
+    def _unread_views(self, graph: ParallelGraph) -> set[fx.Node]:
+        """Forward views and casts that only backward reads: it computes them again, so forward needs them not."""
+        unread: set[fx.Node] = set()
+        for node in reversed(list(graph)):
+            later = all(is_backward(user) or user in unread for user in node.users)
+            if node in self.parents and not is_backward(node) and later:
+                unread.add(node)
+        return unread
+
+    def _derive(self, node: fx.Node) -> None:
         inputs = node.all_input_nodes
         if len(inputs) == 1 and inputs[0] in self.derived and (alias_sources(node) or node.target in _CASTS):
             self.derived[node] = self.derived[inputs[0]]

@@ -13,6 +13,7 @@ Cost: 4 + 2 per parameter nodes a unit and direction, 4 + 2 per parameter a redu
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -52,24 +53,43 @@ class Fsdp(Pass):
         nodes = {spec.name: node for node, spec in graph.parameter_nodes().items()}
         uses = ParameterUses(graph, nodes)
         regions = region_spans(graph)
-        gathers = [
-            gather
-            for unit, members in graph.manifest.units.items()
-            for gather in _plan(graph, unit, members, uses, regions.get(unit, {}))
-        ]
+        experts = {name for region in graph.manifest.regions for name in region.parameters}
+        gathers = []
+        for unit, members in graph.manifest.units.items():
+            for together in _by_group(members):
+                gathers += _plan(graph, unit, together, uses, regions.get(unit, {}), experts)
         full = {name: node.meta.get("val") for name, node in nodes.items()}
         for gather in gathers:
             gather_unit(graph, gather, nodes, uses, full)
+        graph.remove_dead_code()  # forward views that only backward read, and now computes again
         _set_shard_values(graph, nodes)
         for members in graph.manifest.units.values():
             reduce_unit(graph, [p for p in members if p.trainable], nodes, uses.position)
 
 
+def _by_group(members: Sequence[ParameterSpec]) -> list[list[ParameterSpec]]:
+    """The sharded parameters of a unit, those of one group together: a norm inside experts is cut over other ranks."""
+    groups: dict[tuple[str, ...], list[ParameterSpec]] = {}
+    for p in members:
+        if p.layout.gather_dims:
+            groups.setdefault(p.layout.gather_dims, []).append(p)
+    return list(groups.values())
+
+
 def _plan(
-    graph: ParallelGraph, unit: str, members: tuple[ParameterSpec, ...], uses: ParameterUses, region: dict[Phase, Span]
+    graph: ParallelGraph,
+    unit: str,
+    sharded: list[ParameterSpec],
+    uses: ParameterUses,
+    region: dict[Phase, Span],
+    experts: set[str],
 ) -> list[Gather]:
-    """The gathers of one unit: one for each direction in which its sharded parameters are used."""
-    sharded = [p for p in members if p.layout.gather_dims]
+    """The gathers of one group of one unit: one for each direction in which its parameters are used.
+
+    Args:
+        region: where the rows of the unit's experts travel; gathers of their parameters span it.
+        experts: names of all experts' parameters.
+    """
     forward = [p for p in sharded if uses.span(p, Phase.FORWARD)]
     backward = [p for p in sharded if uses.span(p, Phase.BACKWARD)]
     strict = graph.manifest.expert_reshard == "strict"
@@ -78,7 +98,7 @@ def _plan(
         spans = [uses.span(p, phase) for p in parameters]
         first = min((s.first for s in spans if s), key=uses.position.__getitem__)
         last = max((s.last for s in spans if s), key=uses.position.__getitem__)
-        if phase in region:
+        if phase in region and any(p.name in experts for p in parameters):
             first = min(first, region[phase].first, key=uses.position.__getitem__)
             last = max(last, region[phase].last, key=uses.position.__getitem__) if strict else last
         return Span(first, last)

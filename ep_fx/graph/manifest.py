@@ -175,6 +175,7 @@ class Manifest:
         grad_reduce: "mean": gradient of the mean over data ranks of each rank's loss; "sum": of their sum.
         reshard_after_forward: whether gathered parameters are freed in forward and gathered again in backward.
         expert_reshard: "strict": experts stay gathered from before dispatch to after combine; "early": to last use.
+        prefetch_depth: how many units may be gathered ahead of their first use.
 
     The graph's output is ``((outputs...), (gradient of each trainable parameter, in order...), (input gradients...))``.
     """
@@ -192,6 +193,7 @@ class Manifest:
     grad_reduce: Literal["mean", "sum"] = "mean"
     reshard_after_forward: bool = True
     expert_reshard: Literal["strict", "early"] = "strict"
+    prefetch_depth: int = 0
     names: Mapping[str, ParameterSpec] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
