@@ -17,6 +17,9 @@ from torch import Tensor
 
 from ep_fx.ops.library import register
 
+_LARGE = 1 << 19
+"""Bytes of a shard from which packing costs more than one more message does."""
+
 
 def _pad_shard(shard: Tensor, dim: int, size: int) -> Tensor:
     if shard.shape[dim] == size:
@@ -47,7 +50,18 @@ def coalesced(collective: Callable[..., list[Tensor]], tensors: Sequence[Tensor]
 
 
 def _unshard(shards: Sequence[Tensor], world_size: int, group: str) -> list[Tensor]:
-    return coalesced(torch.ops._c10d_functional.all_gather_into_tensor_coalesced, shards, world_size, group)
+    """All together, but large shards on the CPU in a call each: gloo packs and unpacks what it gathers together."""
+    collectives = torch.ops._c10d_functional
+    results: dict[int, Tensor] = {
+        index: collectives.all_gather_into_tensor(shard.contiguous(), world_size, group)
+        for index, shard in enumerate(shards)
+        if shard.device.type == "cpu" and shard.nbytes >= _LARGE
+    }
+    rest = [index for index in range(len(shards)) if index not in results]
+    together = [shards[index] for index in rest]
+    gathered = coalesced(collectives.all_gather_into_tensor_coalesced, together, world_size, group)
+    results.update(zip(rest, gathered, strict=True))
+    return [results[index] for index in range(len(shards))]
 
 
 def _unshard_fake(shards: Sequence[Tensor], world_size: int, group: str) -> list[Tensor]:

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ep_fx.ops import dispatch_context
-from ep_fx.testing.ranks import RankPools
+from ep_fx.testing import CollectiveLog, RankPools
 
 ops = torch.ops.ep_fx
 RANKS = 2
@@ -41,6 +41,14 @@ def _gather(rank: int) -> None:
     assert torch.equal(gathered[4], full[4])
 
 
+def _gather_large(rank: int) -> list[str]:
+    full = [torch.randn(8), torch.randn(512, 512), torch.randn(4, 2)]
+    with CollectiveLog() as log:
+        gathered = ops.unshard_wait(ops.unshard([_cut(tensor, rank) for tensor in full], RANKS, _group()))
+    assert all(torch.equal(got, expected) for got, expected in zip(gathered, full, strict=True))
+    return [event.op.split("::")[1] for event in log.events]
+
+
 def _reduce(rank: int) -> None:
     mine, before = _mixed(rank), _mixed(rank)
     sums = [one + other for one, other in zip(_mixed(0), _mixed(1), strict=True)]
@@ -73,6 +81,12 @@ def _exchange(rank: int) -> None:
 def test_gather_of_mixed_dtypes_is_exact(ranks: RankPools) -> None:
     """gloo's own coalesced gather of fp32 and fp64 tensors returns scrambled numbers and no error."""
     ranks(RANKS).run(_gather)
+
+
+def test_a_large_shard_on_the_cpu_goes_in_a_call_of_its_own(ranks: RankPools) -> None:
+    """gloo packs what it gathers together: for large shards the copies cost more than a message."""
+    calls = ["all_gather_into_tensor", "all_gather_into_tensor_coalesced"]
+    assert ranks(RANKS).run(_gather_large) == [calls] * RANKS
 
 
 def test_sums_of_mixed_dtypes_leave_their_arguments_alone(ranks: RankPools) -> None:
