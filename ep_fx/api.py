@@ -7,7 +7,7 @@ capture -> passes, each verified -> split -> emit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -36,6 +36,7 @@ from ep_fx.runtime import EPModule, Program
 from ep_fx.sharding import agree, find_units, make_layout, mesh_spec, shard_parameter
 from ep_fx.targets import emit
 from ep_fx.verify import Report, verify
+from ep_fx.verify.computation import computation
 
 
 def transform(
@@ -207,6 +208,7 @@ class _Compiler:
             expert_reshard=self.options.expert_reshard,
         )
         graph = build_graph(trace, parameters, buffers, self.plan.experts, manifest)
+        graph.manifest = replace(graph.manifest, computation=computation(graph))
         check = _verified if self.options.verify else None
         if check is not None:
             check(graph)

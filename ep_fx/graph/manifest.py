@@ -176,6 +176,8 @@ class Manifest:
         reshard_after_forward: whether gathered parameters are freed in forward and gathered again in backward.
         expert_reshard: "strict": experts stay gathered from before dispatch to after combine; "early": to last use.
         prefetch_depth: how many units may be gathered ahead of their first use.
+        computation: a number for each output, gradient and updated buffer that stands for how it is computed (rule
+            `computes`); empty: not recorded.
 
     The graph's output is ``((outputs...), (gradient of each trainable parameter, in order...), (input gradients...))``.
     """
@@ -194,6 +196,7 @@ class Manifest:
     reshard_after_forward: bool = True
     expert_reshard: Literal["strict", "early"] = "strict"
     prefetch_depth: int = 0
+    computation: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
     names: Mapping[str, ParameterSpec] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

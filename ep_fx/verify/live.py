@@ -14,6 +14,7 @@ from torch import fx
 from ep_fx.graph import Layout, Role, role_of
 from ep_fx.graph.gathers import Gather
 from ep_fx.verify.facts import Facts
+from ep_fx.verify.kept import kept_too_long
 from ep_fx.verify.reading import arg, names
 from ep_fx.verify.rule import Violation, rule
 
@@ -125,6 +126,7 @@ def once(facts: Facts) -> Iterator[Violation]:
         yield from _freed(facts, gather)
         if facts.manifest.reshard_after_forward:
             yield from _own_direction(facts, gather, direction)
+    yield from kept_too_long(facts)
     for unshard in facts.gathers.of_unshard:
         yield from _group(facts, unshard)
 

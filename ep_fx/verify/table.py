@@ -1,6 +1,7 @@
 """The rule table: one line a rule, in the order in which they run and are printed."""
 from __future__ import annotations
 
+from ep_fx.verify.computation import computes
 from ep_fx.verify.effects import effects
 from ep_fx.verify.ep_order import ep_order
 from ep_fx.verify.gradients import divisor, reduce_once
@@ -17,5 +18,6 @@ RULES: dict[str, Rule] = {
     rule.id: rule
     for rule in (
         order, types, pair, no_state, live, once, ep_order, reduce_once, divisor, saved, peak, wait, effects,
+        computes,
     )
 }

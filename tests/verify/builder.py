@@ -11,6 +11,7 @@ import math
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import combinations
 from typing import Any, Literal
 
@@ -32,6 +33,7 @@ from ep_fx.graph import (
     set_info,
 )
 from ep_fx.ops import dispatch_context
+from ep_fx.verify.computation import computation
 
 aten, ops, c10d = torch.ops.aten, torch.ops.ep_fx, torch.ops._c10d_functional
 EXPERTS, DIM, REGION = 4, 8, "block.experts"
@@ -117,6 +119,11 @@ class Step:
             self._reduce(grad_reduce)
         self.fx.output(((out,), tuple(self.gradients[s.name] for s in self.specs if s.trainable), ()))
         self.graph = ParallelGraph(self.fx, manifest, provides=provides)
+        self.record()
+
+    def record(self) -> None:
+        """Takes what the graph computes now for what capture found."""
+        self.graph.manifest = replace(self.graph.manifest, computation=computation(self.graph))
 
     def _layout(self, name: str, rows: int, local: bool) -> Layout:
         if name in EXPERT_NAMES:

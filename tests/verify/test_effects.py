@@ -73,4 +73,5 @@ def test_the_update_counts_through_a_view_of_the_buffer() -> None:
     with step.before(step["count_step"]):
         view = step.call(torch.ops.aten.view.default, step["steps"], [1])
     replace_argument(step["count_step"], 0, view)
+    step.record()
     assert verify(step.graph).ok

@@ -219,6 +219,7 @@ def test_the_models_own_division_is_not_counted() -> None:
     with step.after(step["grad_first"]):
         step.call(aten.div.Tensor, step["grad_first"], 3.0, name="third")
     replace_argument(step["reduce_first"], 0, [step["third"]])
+    step.record()
     assert verify(step.graph).ok
 
 
@@ -226,6 +227,7 @@ def test_zeros_are_the_gradient_where_capture_found_zeros() -> None:
     """An unused parameter, or one that only moves the choice of experts: the Manifest says which."""
     step = Step()
     gradient_turned_into_zeros(step)
+    step.record()
     manifest = step.graph.manifest
     step.graph.manifest = replace(manifest, zero_gradients=("last.weight",))
     assert not verify(step.graph, ["reduce-once"]).ok

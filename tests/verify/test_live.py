@@ -181,6 +181,17 @@ def the_gathered_parameter_kept_for_backward(step: Step) -> None:
     _drop_backward_gather(step)
 
 
+@once()
+@once(policy="early")
+@once(keep=True)
+def a_unit_kept_after_its_last_use(step: Step) -> None:
+    reshard = next(n for n in step.fx.nodes if n.name.startswith("reshard_block") and n.next.op != "output")
+    place = reshard.next
+    while not place.name.startswith(("y", "out", "act_backward", "grad_h_t", "unpermute_backward")):
+        place = place.next
+    place.append(reshard)
+
+
 @pytest.mark.parametrize("case", [*live.cases, *once.cases, *saved.cases], ids=name_of)
 def test_is_caught(case: Case) -> None:
     case.run()
@@ -208,4 +219,5 @@ def test_what_is_kept_by_policy_may_be_saved() -> None:
     with step.before(step["grad_y"]):
         again = step.call(aten.t.default, step["last_t"], name="again")
     replace_argument(step["grad_y"], 1, again)
+    step.record()
     assert verify(step.graph).ok

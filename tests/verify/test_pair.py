@@ -10,6 +10,7 @@ from torch import fx
 from ep_fx.graph import ParallelGraph
 from ep_fx.ops import dispatch_context
 from ep_fx.verify import verify
+from ep_fx.verify.computation import computation
 from tests.verify.breaking import Breaks, Case, erase, name_of, replace_argument
 from tests.verify.builder import EXPERTS, REGION, TOKENS, Step
 
@@ -211,6 +212,7 @@ class TwoRuns:
         replace_argument(place, 0, total)
         manifest = replace(step.graph.manifest, regions=step.graph.manifest.regions * 3)
         self.graph = ParallelGraph(step.fx, manifest, provides=step.graph.provides)
+        self.graph.manifest = replace(manifest, computation=computation(self.graph))
 
 
 @pytest.mark.parametrize("lowered", [False, True])
@@ -256,6 +258,7 @@ def test_weights_are_followed_through_views_and_stacks() -> None:
         stacked = step.call(aten.stack.default, [step["full_block_experts_w1_forward"]] * 2)
         viewed = step.call(aten.select.int, stacked, 0, 0)
     replace_argument(step["up"], 1, viewed)
+    step.record()
     assert verify(step.graph).ok
     other: fx.Node = step["first_weight"]
     stacked.args = ([step["full_block_experts_w1_forward"], other],)

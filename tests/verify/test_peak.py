@@ -8,6 +8,7 @@ import pytest
 
 from ep_fx.graph import ParallelGraph, Role
 from ep_fx.verify import verify
+from tests.verify.breaking import Breaks, Case, name_of
 from tests.verify.builder import Step
 
 
@@ -43,3 +44,17 @@ def test_a_prefetch_of_one_is_fine_where_the_manifest_allows_it() -> None:
     deeper = _hoist(Step().graph, 3)
     deeper.manifest = replace(deeper.manifest, prefetch_depth=1)
     assert verify(deeper).broken == ("peak",)
+
+
+broken = Breaks("peak")
+
+
+@broken()
+@broken(policy="early")
+def all_gathers_at_the_top(step: Step) -> None:
+    _hoist(step.graph, 3)
+
+
+@pytest.mark.parametrize("case", broken.cases, ids=name_of)
+def test_broken(case: Case) -> None:
+    case.run()

@@ -9,19 +9,24 @@ import pytest
 from ep_fx.graph import info, set_info
 from ep_fx.verify import RULES, Facts, verify
 from tests.verify import (
+    test_computation,
     test_effects,
     test_ep_order,
     test_gradients,
     test_live,
     test_order,
     test_pair,
+    test_peak,
     test_state,
     test_waits,
 )
 from tests.verify.breaking import Breaks
 from tests.verify.builder import Step
 
-MODULES = (test_effects, test_ep_order, test_gradients, test_live, test_order, test_pair, test_state, test_waits)
+MODULES = (
+    test_computation, test_effects, test_ep_order, test_gradients, test_live, test_order, test_pair, test_peak,
+    test_state, test_waits,
+)
 TABLES = [value for module in MODULES for _, value in inspect.getmembers(module, lambda v: isinstance(v, Breaks))]
 BROKEN = {case.rule for table in TABLES for case in table.cases}
 
