@@ -1,7 +1,8 @@
 """Emit graphs for PyTorch's own eager kernels: CPU and CUDA run the dialect as it is.
 
 Private torch API used here: ``_BoxedCodeGen``, by which the generated code takes its arguments from a list that it
-empties, so that each saved value is freed at its last use in backward.
+empties, so that each saved value is freed at its last use in backward; ``_AutoDispatchBelowAutograd``: the graph was
+traced below autograd and holds its own backward, so each operator need not pass through autograd again.
 """
 from __future__ import annotations
 
@@ -24,4 +25,10 @@ def emit(graph: fx.Graph, constants: Mapping[str, torch.Tensor]) -> Boxed:
     graph.set_codegen(_BoxedCodeGen())
     named = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
     module = fx.GraphModule({name: constants[name] for name in named}, graph)
-    return module.forward
+    code = module.forward
+
+    def run(arguments: list[Any]) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return code(arguments)
+
+    return run
