@@ -1,9 +1,9 @@
 """What one writes without ep_fx: FSDP2's `fully_shard` with expert parallelism inside the experts' forward.
 
-The exchange is a pair of autograd functions around ``dist.all_to_all_single``; experts are split over ``ep`` as DTensors
-and sharded over ``fsdp``, each layer and the rest over all ranks, as torch's users do it today. Sorting, regrouping and
-products are the operators of ``torch.ops.ep_fx``, the ones that the transformed model runs (`grouped_mm` is torch's
-native one): so the two differ in how the step is put together, and in no kernel.
+The exchange is a pair of autograd functions around ``dist.all_to_all_single``; experts are split over ``ep`` as
+DTensors and sharded over ``fsdp``, each layer and the rest over all ranks, as torch's users do it today. Sorting,
+regrouping and products are the operators of ``torch.ops.ep_fx``, the ones that the transformed model runs (`grouped_mm`
+calls torch's native kernel): so the two differ in how the step is put together, and in no kernel.
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAME = "eager_ep"
 
 
 class _Dispatch(torch.autograd.Function):
-    """Rows to the rank of their expert, in the order of its local experts; in backward their gradients on the way back."""
+    """Rows to their experts' rank, in the order of its local experts; in backward their gradients on the way back."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, context: DispatchContext, group: Any) -> Tensor:
@@ -74,11 +74,12 @@ def _experts_forward(module: Any, hidden: Tensor, ids: Tensor, weights: Tensor) 
     received = torch.empty_like(counts)
     dist.all_to_all_single(received, counts, group=group)
     context = dispatch_context(counts, received, rows.shape[0], module.ep_size, "experts")
-    routed = _Dispatch.apply(rows, context, group)
+    routed = _Dispatch.apply(rows, context, group)  # type: ignore[no-untyped-call]
     local_counts = context.tokens_per_expert
     inner = module._apply_gate(ops.grouped_mm(routed, _local(module.gate_up_proj), local_counts, None, True))
     out = ops.grouped_mm(inner, _local(module.down_proj), local_counts, None, True)
-    return cast(Tensor, ops.unpermute(_Combine.apply(out, context, group), order, weights))
+    back = _Combine.apply(out, context, group)  # type: ignore[no-untyped-call]
+    return cast(Tensor, ops.unpermute(back, order, weights))
 
 
 def eager_model(mesh: DeviceMesh) -> nn.Module:

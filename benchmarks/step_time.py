@@ -49,7 +49,7 @@ def _trainer(model: nn.Module, rank: int) -> Step:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        return loss.item()
+        return float(loss.detach())
 
     return step
 
