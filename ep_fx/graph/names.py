@@ -69,7 +69,7 @@ def field_name(container: fx.Node, index: object) -> str:
     elif schema is not None:
         fields = tuple(returned.name or "" for returned in schema.returns)
     known = isinstance(index, int) and 0 <= index < len(fields) and len(fields) > 1
-    return (fields[cast(int, index)] if known else "") or str(index)
+    return (fields[cast(int, index)] if known else "") or _clean(str(index))
 
 
 def _clean(name: str) -> str:

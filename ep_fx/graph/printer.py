@@ -4,31 +4,38 @@
     %all_to_all_single: i64[4] = c10d.all_to_all_single(%permute.tokens_per_expert, [2, 2], [2, 2], "ep")  # model..
 
 Process groups are shown by the mesh dimensions they span, values by stable names, symbols renumbered. A comment line
-opens each gather, free, dispatch, combine, reduction and each block of compute. One walk, no change to the graph.
+opens each gather, free, dispatch, combine, reduction and each block of compute. `parse_graph` reads the text back;
+comments say nothing but where a node comes from. One walk, no change to the graph.
 """
+
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import fx
 
+from ep_fx.graph.constants import constant_text
+from ep_fx.graph.groups import GroupTexts, group_positions
+from ep_fx.graph.header import (
+    computation_lines,
+    fact_lines,
+    name_text,
+    parameter_facts,
+    placeholder_fact,
+    region_lines,
+    usual_placeholder,
+)
 from ep_fx.graph.info import Phase, info_of
+from ep_fx.graph.literals import Writer
 from ep_fx.graph.names import value_names
+from ep_fx.graph.operators import target_text
 from ep_fx.graph.parallel_graph import ParallelGraph
 from ep_fx.graph.places import GROUP_ARGUMENTS, Action, Places
 from ep_fx.graph.roles import Role, role_of
-from ep_fx.graph.texts import block_of, group_text, mesh_text, parameter_text, plural, source_text, target_text
-from ep_fx.graph.values import SymbolNames, bytes_text, dtype_text
-
-_LONG_RUN = 4
-"""So many consecutive names of one form are shown as ``%p3..%p9``."""
-_WHOLE = 2**63 - 1
-"""The end of a slice that has none."""
-_PLAIN = (bool, int, float, complex, torch.device, torch.memory_format, torch.layout)
-_FORM = re.compile(r"(%p)(\d+)(\.\w+)?$")
+from ep_fx.graph.texts import block_of, plural, source_text
+from ep_fx.graph.values import SymbolNames, bytes_text
 
 
 def print_graph(graph: ParallelGraph, *, phase: Phase | None = None, types: bool = True) -> str:
@@ -40,9 +47,14 @@ def print_graph(graph: ParallelGraph, *, phase: Phase | None = None, types: bool
     """
     text = GraphText(graph, types)
     lines = text.header()
-    for title, half in (("forward", Phase.FORWARD), ("backward", Phase.BACKWARD)):
+    sections = text.sections()
+    for index, (half, nodes) in enumerate(sections):
         if phase in (None, half):
-            lines += ["", f"{title}:", *text.body(half)]
+            lines += ["", f"{half.value}:", *text.body(nodes)]
+            if all(later is not half for later, _ in sections[index + 1 :]):
+                lines += text.returned(half)
+    if phase is None:
+        lines += computation_lines(graph.manifest)
     return "\n".join(lines) + "\n"
 
 
@@ -59,56 +71,81 @@ class GraphText:
         self.places = Places(graph)
         self.names = value_names(graph, self.places)
         self.symbols = SymbolNames(graph)
+        if self.symbols.device is None:
+            self.symbols.device = next((value.device for value in graph.constants.values()), None)
+        self.groups = GroupTexts(graph.manifest.mesh)
+        self._writer = Writer(self.names.__getitem__, self.symbols.size)
         self._regions = {region.name for region in graph.manifest.regions}
 
     # -- header ----------------------------------------------------------------------------------------------------
     def header(self) -> list[str]:
-        """Mesh, passes, units, regions, and the placeholders: one line each."""
+        """Number of nodes, facts, units, regions, and the placeholders: one line each."""
         manifest, nodes = self.graph.manifest, list(self.graph)
-        backward = sum(info_of(n).phase is Phase.BACKWARD for n in nodes)
+        backward = sum(self._phase(node) is Phase.BACKWARD for node in nodes)
+        where = f" on {self.symbols.device}" if self.types and self.symbols.device else ""
         lines = [
-            f"graph of {len(nodes)} nodes: {len(nodes) - backward} forward, {backward} backward",
-            f"mesh {mesh_text(manifest.mesh)}",
-            f"passes {', '.join(self.graph.provides) or 'none'}",
+            f"graph of {plural(len(nodes), 'node')}{where}: {len(nodes) - backward} forward, {backward} backward; "
+            f"returns {plural(manifest.num_outputs, 'output')}"
         ]
+        lines += fact_lines(manifest, self.graph.provides)
         for unit, members in manifest.units.items():
             size = bytes_text(sum(p.full_bytes for p in members))
-            lines.append(f"unit {unit}: {plural(len(members), 'parameter')}, {size} gathered")
-        for region in manifest.regions:
-            lines.append(f"region {region.name}: {region.num_experts} experts, unit {region.unit}")
+            lines.append(f"unit {name_text(unit)}: {plural(len(members), 'parameter')}, {size} gathered")
+        lines += region_lines(manifest)
         placeholders = [node for node in nodes if node.op == "placeholder"]
-        if placeholders:
-            lines += ["", "placeholders:", *self._placeholders(placeholders)]
-        return lines
+        return [*lines, "", "placeholders:", *self._placeholders(placeholders)] if placeholders else lines
+
+    def _phase(self, node: fx.Node) -> Phase:
+        """The half in which `node` is counted, whatever label a placeholder or the output has."""
+        if node.op in ("placeholder", "output"):
+            late = node.target in self.graph.manifest.tangents or (node.op == "output" and self.graph.manifest.tangents)
+            return Phase.BACKWARD if late else Phase.FORWARD
+        return info_of(node).phase
 
     def _placeholders(self, nodes: Sequence[fx.Node]) -> list[str]:
         manifest = self.graph.manifest
-        buffers = {b.placeholder: b for b in manifest.buffers}
+        buffers, zero = {b.placeholder: b for b in manifest.buffers}, set(manifest.zero_gradients)
         rows: list[tuple[str, str, str]] = []
         for node in nodes:
-            what, note = "input", ""
+            target, usual = str(node.target), self.names[node]
+            what, fact = "input", "gradient returned" if target in manifest.input_grads else ""
             if spec := self.places.parameters.get(node):
-                what, note = f'parameter "{spec.name}"', parameter_text(spec)
-            elif buffer := buffers.get(str(node.target)):
-                what, note = f'buffer "{buffer.name}"', "updated in forward" if buffer.mutated else ""
-            elif node.target in manifest.tangents:
-                output = manifest.differentiable[manifest.tangents.index(str(node.target))]
-                what = f"tangent of output {output}"
-            rows.append((self._left(node), what, note))
+                what, usual = f"parameter {self.value(spec.name)}", usual_placeholder("parameter", spec.name)
+                fact = parameter_facts(spec, spec.name in zero)
+            elif buffer := buffers.get(target):
+                what, usual = f"buffer {self.value(buffer.name)}", usual_placeholder("buffer", buffer.name)
+                fact = "updated in forward" if buffer.mutated else ""
+            elif target in manifest.tangents:
+                index = manifest.tangents.index(target)
+                what = f"tangent of output {manifest.differentiable[index]}"
+                usual = usual_placeholder("tangent", str(index))
+            rows.append((self._left(node), what, placeholder_fact(fact, target, usual)))
         left, middle = (max(len(row[i]) for row in rows) for i in (0, 1))
-        return [f"  {a:<{left}} = {b:<{middle}}  {'# ' + c if c else ''}".rstrip() for a, b, c in rows]
+        return [f"  {a:<{left}} = {b:<{middle}}  {c}".rstrip() for a, b, c in rows]
 
     # -- body ------------------------------------------------------------------------------------------------------
-    def body(self, phase: Phase) -> list[str]:
-        """Lines of one half, with a comment where what the nodes are doing changes."""
+    def sections(self) -> list[tuple[Phase, list[fx.Node]]]:
+        """The nodes, placeholders apart, cut where their phase changes: in a valid graph forward, then backward."""
+        found: list[tuple[Phase, list[fx.Node]]] = []
+        for node in self.graph:
+            if node.op in ("placeholder", "output"):
+                continue
+            phase = info_of(node).phase
+            if not found or found[-1][0] is not phase:
+                found.append((phase, []))
+            found[-1][1].append(node)
+        phases = {phase for phase, _ in found}
+        if Phase.FORWARD not in phases:
+            found.insert(0, (Phase.FORWARD, []))
+        if Phase.BACKWARD not in phases and self.graph.manifest.tangents:
+            found.append((Phase.BACKWARD, []))
+        return found
+
+    def body(self, nodes: Sequence[fx.Node]) -> list[str]:
+        """Lines of a section, with a comment where what the nodes are doing changes."""
         lines: list[str] = []
         title = None
-        for node in self.graph:
-            if node.op == "placeholder" or (info_of(node).phase is not phase and node.op != "output"):
-                continue
-            if node.op == "output":
-                lines += ["", *self.output(node, phase)]
-                continue
+        for node in nodes:
             heading = self.title(node)
             if heading not in (None, title):
                 title = heading
@@ -133,7 +170,7 @@ class GraphText:
         """``%name: type = op(arguments)  # module (source)``; without the comment where `note` is False."""
         info = info_of(node)
         spec = self.places.parameters.get(node) or self.places.gradients.get(node)
-        where = spec.name if spec else info.fqn
+        where = spec.name if spec else "model" if info.fqn == "" else info.fqn
         comment = " ".join(x for x in (where, f"({source_text(info.source)})" if info.source else None) if x)
         call = self.call(node)
         has_result = role_of(node) is not Role.RESHARD
@@ -145,74 +182,42 @@ class GraphText:
         if role_of(node) is Role.GETITEM:
             return f"{self.value(node.args[0])}[{self.value(node.args[1])}]"
         if node.op == "get_attr":
-            return "constant()"
-        schema = getattr(node.target, "_schema", None)
-        arguments = schema.arguments if schema is not None else ()
-        parts = []
-        for position, argument in enumerate(node.args):
-            is_group = position < len(arguments) and arguments[position].name in GROUP_ARGUMENTS
-            parts.append(self.group(argument) if is_group else self.value(argument))
+            return constant_text(str(node.target), self.graph.constants.get(str(node.target)))
+        groups = group_positions(node.target)
+        parts = [self.group(a) if i in groups else self.value(a) for i, a in enumerate(node.args)]
         for name, argument in node.kwargs.items():
             parts.append(f"{name}={self.group(argument) if name in GROUP_ARGUMENTS else self.value(argument)}")
-        return f"{target_text(node)}({', '.join(parts)})"
+        target = target_text(node.target) if node.op == "call_function" else f"<{node.op}>.{node.target}"
+        return f"{target}({', '.join(parts)})"
 
-    def output(self, node: fx.Node, phase: Phase) -> list[str]:
-        """What one half returns: outputs in forward, gradients in backward."""
-        outputs, gradients, inputs = cast(tuple[tuple[Any, ...], ...], node.args[0])
+    def returned(self, phase: Phase) -> list[str]:
+        """Lines of what one half returns: outputs in forward, gradients in backward."""
+        outputs, gradients, inputs = cast(tuple[tuple[Any, ...], ...], self.graph.output.args[0])
         if phase is Phase.FORWARD:
-            return [f"  return {self.value(list(outputs))}"]
-        lines = [
-            f"  return gradient of %p{self.graph.manifest.parameters.index(spec)}: {self.value(value)}  # {spec.name}"
-            for spec, value in zip(self.graph.manifest.trainable, gradients, strict=True)
-        ]
-        named = zip(self.graph.manifest.input_grads, inputs, strict=False)
-        return lines + [f"  return gradient of {name}: {self.value(value)}" for name, value in named]
+            return ["", f"  return {self.value(list(outputs))}"]
+        manifest = self.graph.manifest
+        places = {node.target: self.names[node] for node in self.graph if node.op == "placeholder"}
+        parameters = [(f"%{places[p.placeholder]}", f"  # {p.name}") for p in manifest.trainable]
+        wanted = [(f"%{places.get(name, name)}", "") for name in manifest.input_grads]
+        lines = [""] if gradients or inputs else []
+        for kind, whose, values in (("parameter", parameters, gradients), ("input", wanted, inputs)):
+            surplus = [(f"no {kind}", "")] * (len(values) - len(whose))
+            for (name, note), value in zip([*whose, *surplus], values, strict=False):
+                lines.append(f"  return gradient of {name}: {self.value(value)}{note}")
+        return lines
 
     def _left(self, node: fx.Node) -> str:
-        type_text = self.symbols.type(node.meta.get("val")) if self.types else ""
+        value = node.meta.get("val")
+        if node.op == "get_attr":
+            value = self.graph.constants.get(str(node.target), value)
+        type_text = self.symbols.type(value, exact=True) if self.types else ""
         return f"%{self.names[node]}: {type_text}" if type_text else f"%{self.names[node]}"
 
     # -- arguments -------------------------------------------------------------------------------------------------
     def group(self, name: Any) -> str:
         """A process group, as the mesh dimensions it spans."""
-        return f'"{group_text(str(name), self.graph.manifest.mesh)}"'
+        return self.value(self.groups.text(name) if isinstance(name, str) else name)
 
     def value(self, value: Any) -> str:
         """One argument; never an address or anything else that differs between runs."""
-        if isinstance(value, fx.Node):
-            return f"%{self.names[value]}"
-        if isinstance(value, (list, tuple)):
-            return f"[{', '.join(_shorten([self.value(item) for item in value]))}]"
-        if isinstance(value, dict):
-            return "{" + ", ".join(f"{k}: {self.value(v)}" for k, v in value.items()) + "}"
-        if isinstance(value, slice):
-            return ":".join("" if x is None else self.value(x) for x in (value.start, value.stop, value.step))
-        if isinstance(value, torch.SymInt):
-            return self.symbols.size(value)
-        if isinstance(value, torch.dtype):
-            return dtype_text(value)
-        if isinstance(value, str):
-            return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-        if isinstance(value, int) and value == _WHOLE:
-            return "max"
-        if value is None or isinstance(value, _PLAIN):
-            return str(value)
-        return f"<{type(value).__name__}>"
-
-
-def _shorten(names: list[str]) -> list[str]:
-    """Runs of consecutive parameters of one form as ``first..last``."""
-    result: list[str] = []
-    start = 0
-    for i in range(1, len(names) + 1):
-        if i < len(names) and _follows(names[i - 1], names[i]):
-            continue
-        run = names[start:i]
-        result += [f"{run[0]}..{run[-1]}"] if len(run) >= _LONG_RUN else run
-        start = i
-    return result
-
-
-def _follows(left: str, right: str) -> bool:
-    a, b = _FORM.match(left), _FORM.match(right)
-    return bool(a and b and int(b[2]) == int(a[2]) + 1 and a[3] == b[3])
+        return self._writer.value(value)

@@ -1,22 +1,7 @@
-"""Short texts for people: operators, process groups, the mesh, layouts."""
+"""Short texts for people: process groups, the mesh, layouts."""
 from __future__ import annotations
 
-import torch
-from torch import fx
-
 from ep_fx.graph.manifest import Layout, MeshSpec, ParameterSpec
-
-_NAMESPACES = {"_c10d_functional": "c10d", "_c10d_functional_autograd": "c10d_autograd"}
-
-
-def target_text(node: fx.Node) -> str:
-    """``aten.mm``, ``aten.add.Tensor``, ``ep_fx.unshard``, ``c10d.all_to_all_single``."""
-    target = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        namespace, name = target._schema.name.split("::")
-        overload = f".{target._overloadname}" if target._overloadname != "default" else ""
-        return f"{_NAMESPACES.get(namespace, namespace)}.{name}{overload}"
-    return target if isinstance(target, str) else getattr(target, "__name__", type(target).__name__)
 
 
 def group_text(group: str, mesh: MeshSpec) -> str:
@@ -32,12 +17,11 @@ def mesh_text(mesh: MeshSpec) -> str:
 
 
 def layout_text(layout: Layout) -> str:
-    """``[8, 64] of [16, 64] over ep, dim 1 cut 2 x 32 over fsdp``."""
-    shape, full = list(layout.shape), list(layout.full_shape)
-    text = f"{full} of {shape} over ep" if layout.is_expert and full != shape else f"{shape}"
-    if not layout.gather_dims:
+    """``[8, 64] of [16, 64] over ep, dim 1 cut 2 x 32 over fsdp``; says all that `layout` says."""
+    shape, full, sizes = list(layout.shape), list(layout.full_shape), layout.shard_sizes
+    text = f"{full}{f' of {shape}' if full != shape else ''}{' over ep' if layout.is_expert else ''}"
+    if (layout.gather_dims, layout.shard_dim, list(sizes)) == ((), 0, full[:1] or [1]):
         return f"{text}, whole"
-    sizes = layout.shard_sizes
     cuts = f"{len(sizes)} x {sizes[0]}" if len(set(sizes)) == 1 else " + ".join(map(str, sizes))
     return f"{text}, dim {layout.shard_dim} cut {cuts} over {','.join(layout.gather_dims)}"
 
