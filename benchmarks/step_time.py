@@ -19,12 +19,13 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.profiler import ProfilerActivity, profile
 
 import ep_fx
 from benchmarks.eager_baseline import eager_model
 from benchmarks.models import mixtral, token_ids
-from ep_fx.testing.ranks import local_mesh, run_ranks
+from ep_fx.testing.ranks import run_ranks
 
 RANKS, WARM_UP = 4, 3
 
@@ -61,16 +62,20 @@ def _timed(step: Step) -> Sample:
     return Sample(time.perf_counter() - wall, time.process_time() - cpu, loss)
 
 
+def _mesh() -> DeviceMesh:
+    """A mesh of its own for each model."""
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "ep"))
+
+
 def measure(rank: int, pairs: int, folder: str | None) -> dict[str, list[Sample]]:
     """Steps of both models on one rank, in turns.
 
     Args:
         folder: where rank 0 writes profiles of three steps of each model; None: no profile.
     """
-    mesh = local_mesh(fsdp=2, ep=2)
     steps = {
-        "eager": _trainer(eager_model(mesh), rank),
-        "ep_fx": _trainer(ep_fx.transform(mixtral(), mesh), rank),
+        "eager": _trainer(eager_model(_mesh()), rank),
+        "ep_fx": _trainer(ep_fx.transform(mixtral(), _mesh()), rank),
     }
     samples: dict[str, list[Sample]] = {name: [] for name in steps}
     for index in range(WARM_UP + pairs):
