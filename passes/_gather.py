@@ -83,8 +83,8 @@ def _unshard(
 
 def padded(like: Any, layout: Layout, world: int) -> Any:
     """Fake value of `world` padded shards stacked on dim 0."""
-    if like is None:
-        return None
+    if like is None or not like.dim():
+        return like  # nothing is known, or nothing is cut
     shape = list(like.shape)
     shape[layout.shard_dim] = layout.padded_size
     shape[0] *= world
