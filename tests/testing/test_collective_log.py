@@ -1,6 +1,7 @@
 """CollectiveLog: what ran, in order, on every way to a collective; bytes of parameters; ranks compared."""
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +39,15 @@ def gather_and_free(rank: int) -> tuple[list[Event], int, int]:
         ops.reshard([first])
         kept = log.live_bytes
         del second
+        _settle(log, 0)
     return log.events, kept, log.live_bytes
+
+
+def _settle(log: CollectiveLog, expected: int) -> None:
+    """Waits until only `expected` bytes live: a worker of gloo drops its hold of a result a moment after the wait."""
+    deadline = time.monotonic() + 5
+    while log.live_bytes != expected and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def peak_of(rank: int, reshard_first: bool) -> int:
@@ -59,6 +68,7 @@ def uneven(rank: int) -> list[tuple[str, int]]:
         gathered = torch.ops.ep_fx.unshard_wait(torch.ops.ep_fx.unshard([torch.ones(2, 3)], 4, group.group_name))[0]
         full = torch.ops.ep_fx.assemble(gathered, 0, [2, 2, 1, 0])
         del gathered
+        _settle(log, full.nbytes)
         torch.ops.ep_fx.reshard([full])
     return [(event.op, event.live_bytes) for event in log.events]
 
