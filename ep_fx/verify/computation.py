@@ -103,6 +103,7 @@ class Numbers:
         self._numbers: dict[fx.Node, Any] = {}
         self._states: dict[Memory, int] = {}
         self._targets: dict[Any, int] = {}
+        self._drawn: dict[int, int] = {}
         self._roles: dict[Any, Role] = {}
         writes: dict[Any, bool] = {}
         for node in facts.nodes:
@@ -152,7 +153,11 @@ class Numbers:
             overload = getattr(node.target, "_overloadname", "")
             target = self._targets[node.target] = _text(f"{target_name(node)}.{overload}")
         arguments = [self.of(a) for a in node.args]
-        return hash((10, target, *arguments, self.of(dict(node.kwargs)) if node.kwargs else 0))
+        number = hash((10, target, *arguments, self.of(dict(node.kwargs)) if node.kwargs else 0))
+        if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+            return number
+        drawn = self._drawn[number] = self._drawn.get(number, 0) + 1  # a second draw is another value
+        return hash((18, number, drawn))
 
     def _constant(self, name: str) -> int:
         value = self._constants.get(name)

@@ -166,20 +166,22 @@ def write_saved_value(graph: ParallelGraph, rng: random.Random) -> ParallelGraph
 @operator("keep-in-constant", "what backward needs is kept in a tensor that all calls share")
 def keep_in_constant(graph: ParallelGraph, rng: random.Random) -> ParallelGraph | None:
     saved = [n for n in computed(graph) if not is_backward(n)]
-    static = [n for n in saved if all(isinstance(s, int) for s in n.meta["val"].shape)]
-    case = choose(rng, [(n, u) for n in static for u in n.users if is_backward(u) and u.op != "output"])
+    case = choose(rng, [(n, u) for n in saved for u in n.users if is_backward(u) and u.op != "output"])
     if case is None:
         return None
     value, reader = case
-    fake = value.meta["val"]
     name = f"kept_{len(graph.constants)}"
-    graph.constants[name] = torch.zeros(tuple(fake.shape), dtype=fake.dtype)
+    graph.constants[name] = torch.zeros((), dtype=value.meta["val"].dtype)
     with graph.graph.inserting_after(value):
+        total = graph.call(aten.sum.default, value, like=value)
+    with graph.graph.inserting_after(total):
         place = graph.graph.get_attr(name)
-        place.meta.update(value.meta)
     with graph.graph.inserting_after(place):
-        graph.call(aten.copy_.default, place, value, like=value, value=fake)
-    reader.replace_input_with(value, place)
+        graph.call(aten.copy_.default, place, total, like=value)
+    with graph.graph.inserting_before(reader):  # right for one call at a time: the difference is zero
+        change = graph.call(aten.sub.Tensor, place, total, like=reader)
+        shifted = graph.call(aten.add.Tensor, value, change, like=reader, value=value.meta["val"])
+    reader.replace_input_with(value, shifted)
     return graph
 
 

@@ -137,14 +137,14 @@ def reduce_too_few(graph: ParallelGraph, rng: random.Random) -> ParallelGraph | 
         if isinstance(given, fx.Node):
             wait.replace_all_uses_with(given)
         else:
-            _elements(wait, given)  # type: ignore[arg-type]
+            read_elements(wait, given)  # type: ignore[arg-type]
     else:
         given = list(start.args[0])  # type: ignore[arg-type]
         length = int(start.args[1])  # type: ignore[arg-type]
         with graph.graph.inserting_before(wait):
             chunks = [graph.call(aten.chunk.default, g, length, like=wait) for g in given]
             parts = [graph.call(python.getitem, c, 0, like=wait) for c in chunks]
-        _elements(wait, parts)
+        read_elements(wait, parts)
     if wait.users:
         return None
     graph.graph.erase_node(wait)
@@ -152,7 +152,7 @@ def reduce_too_few(graph: ParallelGraph, rng: random.Random) -> ParallelGraph | 
     return graph
 
 
-def _elements(node: fx.Node, values: Sequence[fx.Node]) -> None:
+def read_elements(node: fx.Node, values: Sequence[fx.Node]) -> None:
     """Readers of a list read `values` instead."""
     for user in list(node.users):
         if role_of(user) is Role.GETITEM:

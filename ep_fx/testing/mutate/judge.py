@@ -18,7 +18,6 @@ from ep_fx.testing.mutate.oracle import Oracle
 from ep_fx.testing.mutate.subject import Subject
 from ep_fx.verify import verify
 
-
 _HEAD: tuple[str, ...] = ("operator", "mutants", "at fault", "caught", "missed", "no fault", "caught by")
 
 

@@ -18,6 +18,7 @@ from ep_fx.graph import (
     role_of,
 )
 from ep_fx.testing.mutate.base import choose, erase, operator, replace_argument
+from ep_fx.testing.mutate.gradients import read_elements
 from ep_fx.testing.mutate.memory import gathered, reshard_of
 
 WAITS = (Role.WAIT, Role.UNSHARD_WAIT, Role.REDUCE_GRAD_WAIT)
@@ -88,9 +89,11 @@ def skip_on_one_rank(graph: ParallelGraph, rng: random.Random) -> ParallelGraph 
     if wait is None or not isinstance(start, fx.Node) or role_of(start) is not Role.ALL_REDUCE_GRAD:
         return None
     given = start.args[0]
-    if not isinstance(given, fx.Node):
-        return None
-    erase(wait, given)
+    if isinstance(given, fx.Node):
+        erase(wait, given)
+    else:
+        read_elements(wait, list(given))  # type: ignore[arg-type]
+        graph.graph.erase_node(wait)
     graph.graph.erase_node(start)
     return graph
 

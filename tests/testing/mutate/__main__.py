@@ -66,14 +66,14 @@ def main() -> int:
         parts = [(seed, name) for seed in options.seeds for name in known]
         for place, (seed, name) in enumerate(parts):
             share = options.count * (place + 1) // len(parts) - options.count * place // len(parts)
-            for found in mutants(known[name].graph, share, seed):
+            for found in mutants(known[name].graph, share, 1000 * seed + place):
                 verdicts.append(judge(oracle, known[name], found))
             print(f"{time.monotonic() - started:6.0f} s  {len(verdicts)} mutants", file=sys.stderr, flush=True)
     print(table(verdicts, sorted(operators())))
     print(f"\n{len(first)} seeded faults of gradient scale and order: {sum(not v.missed for v in first)} caught")
     print("\n".join(f"  {v}\n    caught by {', '.join(v.rules) or 'nobody'}" for v in first))
     alone = sum(v.rules == ("computes",) for v in verdicts if v.faults)
-    print(f"\n{alone} mutants at fault caught by `computes` alone; without it {rate(verdicts, 'computes'):.1%} are caught")
+    print(f"\ncaught by `computes` alone: {alone}; caught without it: {rate(verdicts, 'computes'):.1%}")
     checked, wrong = alarms(options.valid)
     print(f"\n{checked} valid graphs: {len(wrong)} false alarms", *wrong, sep="\n  ")
     print(f"\n{rate(verdicts):.2%} of the mutants at fault caught, in {time.monotonic() - started:.0f} s")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ep_fx.testing.mutate.subject import Batch, Subject, capture
@@ -27,6 +28,19 @@ class Counting(TinyMoE):
         self.calls.add_(1.0)
         self.tokens.add_(ids.numel())
         return super().forward(ids) * self.calls[0]
+
+
+class Dropping(TinyMoE):
+    """Drops part of what it embeds, and of what the last block gives."""
+
+    def __init__(self) -> None:
+        super().__init__(blocks=1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = F.dropout(self.embedding(ids), 0.3, self.training)
+        for block in self.blocks:
+            h = block(h)
+        return self.head(F.dropout(self.norm(h), 0.3, self.training))
 
 
 def frozen() -> nn.Module:
@@ -60,6 +74,7 @@ _ALL: dict[str, _One] = {
     "tiny, ep, sum": (lambda: TinyMoE(blocks=1, tied=True), EP, _tokens, {"grad_reduce": "sum"}),
     "frozen, ep": (frozen, EP, _tokens, {}),
     "counting, fsdp": (Counting, FSDP, _tokens, {}),
+    "dropout, fsdp": (Dropping, FSDP, _tokens, {}),
     "tiny, replicate": (TinyMoE, REPLICATE, _tokens, {}),
     "tiny, fsdp, early": (lambda: TinyMoE(grouped=True), FSDP, _tokens, {"expert_reshard": "early"}),
     "tiny, fsdp, kept": (TinyMoE, FSDP, _tokens, {"reshard_after_forward": False}),
