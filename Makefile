@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 EXTRAS := hf,viz,test,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-all lint golden bench docs clean
+.PHONY: help env demo test test-all mutate lint golden bench docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -35,6 +35,9 @@ lint: env  ## ruff, mypy --strict, and the layers (import-linter)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+mutate: env  ## break 1,000 graphs at random and see which the rules catch; prints the table; budget: 25 minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.testing.mutate $(ARGS)
 
 golden: env  ## rewrite the golden files after a wished change of the graph's text; read the diff
 	$(BIN)/python -m pytest -q -m golden --update-golden $(ARGS)

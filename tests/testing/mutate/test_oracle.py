@@ -13,7 +13,7 @@ from ep_fx.testing.mutate.subject import Subject, fake_world
 from tests.testing.mutate.subjects import make, world_of
 
 SEEN = {
-    "drop-divisor": "gradient of", "drop-reshard": "values freed", "free-late": "bytes unsharded", "drop-wait": "waits",
+    "drop-divisor": "gradient of", "drop-reshard": "values freed", "free-late": "bytes unsharded", "wait-twice": "waits",
     "save-gathered": "bytes saved", "gather-twice": "times _c10d_functional::all_gather",
     "keep-in-constant": "micro-batch 0", "change-target": "differs by",
 }
@@ -41,10 +41,9 @@ def test_a_fault_is_seen_for_what_it_is(name: str, oracle: Oracle, subject: Subj
     for seed in range(10):
         found = mutant(subject.graph, [operators()[name]], seed)
         faults = oracle.faults(subject, graphs_of(subject, found)) if found is not None else []
-        if faults:
-            assert any(SEEN[name] in fault for fault in faults), faults
+        if any(SEEN[name] in fault for fault in faults):
             return
-    pytest.fail(f"no fault seen in any mutant by {name}")
+    pytest.fail(f"no such fault seen in any mutant by {name}")
 
 
 def test_ranks_that_disagree_are_at_fault_and_the_next_run_is_clean(oracle: Oracle, subject: Subject) -> None:
