@@ -184,6 +184,23 @@ def block_skipped(graph: ParallelGraph, rng: random.Random) -> ParallelGraph | N
     return graph
 
 
+@operator("blind-sequence-first", "rows become a batch of sequences as if the sequence dimension came first")
+def sequence_first(graph: ParallelGraph, rng: random.Random) -> ParallelGraph | None:
+    views = [n for n in named(graph, "aten::view") if (kind := type_of(n)) and len(kind[1]) == 3]
+    views = [n for n in views if (kind := type_of(first_argument(n))) and len(kind[1]) == 2]
+    node = choose(rng, [n for n in views if isinstance(n.args[1], (list, tuple)) and n.args[1][0] != n.args[1][1]])
+    if node is None or not isinstance(node.args[1], (list, tuple)):
+        return None
+    value, (batch, length, width) = node.meta["val"], node.args[1]
+    with value.fake_mode:
+        turned = value.transpose(0, 1).contiguous()
+    wrong = put(graph, node, aten.view.default, node.args[0], [length, batch, width], like=node, value=turned)
+    back = put(graph, node, aten.transpose.int, wrong, 0, 1, like=node)
+    become(node, aten.clone.default, back)
+    node.kwargs = {"memory_format": torch.contiguous_format}
+    return graph
+
+
 @operator("blind-choice-major", "rows are read as if all first choices came first, then all second choices")
 def choice_major(graph: ParallelGraph, rng: random.Random) -> ParallelGraph | None:
     reads = [
