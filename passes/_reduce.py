@@ -19,21 +19,28 @@ _Way = tuple[tuple[str, ...], tuple[str, ...]]
 def reduce_unit(
     graph: ParallelGraph,
     parameters: Sequence[ParameterSpec],
+    gradients: Mapping[str, fx.Node],
     nodes: Mapping[str, fx.Node],
     position: Mapping[fx.Node, int],
-) -> None:
+) -> dict[str, fx.Node]:
     """Reduces the gradients of `parameters`, those that go the same way together, after the last of them.
 
     Args:
+        gradients: gradient of each parameter name.
         nodes: placeholder of each parameter name.
         position: place of each gradient node in the graph.
+
+    Returns:
+        The reduced gradient of each parameter name.
     """
+    reduced: dict[str, fx.Node] = {}
     ways: dict[_Way, list[ParameterSpec]] = {}
     for p in parameters:
         rest = tuple(d for d in graph.manifest.reduce_dims(p) if d not in p.layout.gather_dims)
         ways.setdefault((p.layout.gather_dims, rest), []).append(p)
     for (scatter, rest), members in ways.items():
-        _reduce(graph, members, scatter, rest, nodes, position)
+        reduced |= _reduce(graph, members, scatter, rest, gradients, nodes, position)
+    return reduced
 
 
 def _reduce(
@@ -41,17 +48,18 @@ def _reduce(
     members: Sequence[ParameterSpec],
     scatter: tuple[str, ...],
     rest: tuple[str, ...],
+    gradients: Mapping[str, fx.Node],
     nodes: Mapping[str, fx.Node],
     position: Mapping[fx.Node, int],
-) -> None:
+) -> dict[str, fx.Node]:
     mesh, divisor = graph.manifest.mesh, graph.manifest.grad_divisor
     if not scatter and not rest and divisor == 1.0:
-        return
-    gradients = [graph.gradients[p.name] for p in members]
-    shards = [padded(g.meta.get("val"), p.layout, 1) for p, g in zip(members, gradients, strict=True)]
+        return {}
+    own = [gradients[p.name] for p in members]
+    shards = [padded(g.meta.get("val"), p.layout, 1) for p, g in zip(members, own, strict=True)]
     call = _Caller(graph, members[0].unit, shards)
-    with graph.graph.inserting_before(max(gradients, key=position.__getitem__).next):
-        ready, started = _start(graph, call, members, gradients, scatter)
+    with graph.graph.inserting_before(max(own, key=position.__getitem__).next):
+        ready, started = _start(graph, call, members, own, scatter)
     with graph.graph.inserting_before(graph.output):
         current = call(ops.reduce_grad_wait.default, started) if started is not None else ready
         for dims in _groups(mesh, rest):
@@ -59,7 +67,7 @@ def _reduce(
             current = call(ops.reduce_grad_wait.default, moving)
         if divisor != 1.0:
             current = call(ops.scale_grad.default, current, divisor, name="scale_grad")
-        _finish(graph, call, members, current, nodes)
+        return _finish(call, members, current, nodes)
 
 
 class _Caller:
@@ -102,13 +110,12 @@ def _groups(mesh: MeshSpec, dims: tuple[str, ...]) -> list[tuple[str, ...]]:
 
 
 def _finish(
-    graph: ParallelGraph,
     call: _Caller,
     members: Sequence[ParameterSpec],
     current: fx.Node | list[fx.Node],
     nodes: Mapping[str, fx.Node],
-) -> None:
-    """Puts the reduced gradients in the output; uneven shards lose their padding."""
+) -> dict[str, fx.Node]:
+    """The reduced gradient of each parameter; uneven shards lose their padding."""
     results: dict[str, fx.Node] = {}
     for index, p in enumerate(members):
         if isinstance(current, list):
@@ -119,4 +126,4 @@ def _finish(
             placeholder = nodes[p.name]
             node = call(ops.unpad_shard.default, node, p.layout.shard_dim, placeholder, value=call.shards[index])
         results[p.name] = node
-    graph.set_gradients(results)
+    return results

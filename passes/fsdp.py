@@ -12,8 +12,7 @@ Cost: 4 + 2 per parameter nodes a unit and direction, 4 + 2 per parameter a redu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -63,8 +62,11 @@ class Fsdp(Pass):
             gather_unit(graph, gather, nodes, uses, full)
         graph.remove_dead_code()  # forward views that only backward read, and now computes again
         _set_shard_values(graph, nodes)
+        gradients, reduced = graph.gradients, dict[str, fx.Node]()
         for members in graph.manifest.units.values():
-            reduce_unit(graph, [p for p in members if p.trainable], nodes, uses.position)
+            trained = [p for p in members if p.trainable]
+            reduced |= reduce_unit(graph, trained, gradients, nodes, uses.position)
+        graph.set_gradients(reduced)
 
 
 def _by_group(members: Sequence[ParameterSpec]) -> list[list[ParameterSpec]]:
