@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -22,7 +22,6 @@ from ep_fx.graph import ParallelGraph, Role, is_mutation, role_of, target_name
 from ep_fx.graph.aliases import Memory
 from ep_fx.graph.effects import written_by
 from ep_fx.verify.facts import Facts
-from ep_fx.verify.gradients import paths
 from ep_fx.verify.reading import arg
 from ep_fx.verify.rule import Violation, rule
 
@@ -74,7 +73,7 @@ def _results(facts: Facts) -> dict[str, tuple[fx.Node, int]]:
     manifest = facts.manifest
     results = {f"output {i}": value for i, value in enumerate(facts.output_group(0))}
     if manifest.tangents:
-        results |= {f"gradient of {spec.name}": path.entry for spec, path in paths(facts)}
+        results |= {f"gradient of {spec.name}": path.entry for spec, path in facts.paths}
     inputs = zip(manifest.input_grads, facts.output_group(2), strict=False)
     results |= {f"gradient of input {name}": value for name, value in inputs}
     found = {what: (_at(facts, value), numbers.of(value)) for what, value in results.items()}
@@ -90,6 +89,21 @@ def _at(facts: Facts, value: Any) -> fx.Node:
     return value if isinstance(value, fx.Node) else facts.output
 
 
+class _Kind(NamedTuple):
+    """What all nodes of one target have in common: their role, a number, whether they draw noise or write memory."""
+
+    role: Role
+    number: int
+    is_random: bool
+    writes: bool
+
+
+def _kind(node: fx.Node) -> _Kind:
+    role, name = role_of(node), f"{target_name(node)}.{getattr(node.target, '_overloadname', '')}"
+    is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return _Kind(role, _text(name), is_random, is_mutation(node) and role is not Role.RESHARD)
+
+
 class Numbers:
     """The number of every node.
 
@@ -102,17 +116,18 @@ class Numbers:
         self._constants = facts.graph.constants
         self._numbers: dict[fx.Node, Any] = {}
         self._states: dict[Memory, int] = {}
-        self._targets: dict[Any, int] = {}
         self._drawn: dict[int, int] = {}
-        self._roles: dict[Any, Role] = {}
-        writes: dict[Any, bool] = {}
+        kinds: dict[Any, _Kind] = {}
         for node in facts.nodes:
-            role = self._roles.get(node.target)
-            if role is None or node.op != "call_function":
-                role = self._roles[node.target] = role_of(node)
-                writes[node.target] = is_mutation(node) and role is not Role.RESHARD
-            self._numbers[node] = self._number(node, role)
-            if writes[node.target]:
+            if node.op != "call_function":
+                self._numbers[node] = self._source(node)
+                continue
+            kind = kinds.get(node.target)
+            if kind is None:
+                kind = kinds[node.target] = _kind(node)
+            special = _SPECIAL.get(kind.role)
+            self._numbers[node] = self._call(node, kind) if special is None else special(self, node, kind)
+            if kind.writes:
                 self._write(node)
 
     def of(self, value: Any) -> int:
@@ -139,22 +154,21 @@ class Numbers:
             return hash((8, self.of(value.start), self.of(value.stop), self.of(value.step)))
         return _text(str(value))  # dtypes, devices, layouts, strings
 
-    def _number(self, node: fx.Node, role: Role) -> Any:
-        if node.op == "call_function":
-            special = _SPECIAL.get(role)
-            return special(self, node, role) if special is not None else self._call(node)
+    def _source(self, node: fx.Node) -> int:
         if node.op == "get_attr":
             return self._constant(str(node.target))
         return 0 if node.op == "output" else hash((9, _text(str(node.target))))
 
-    def _call(self, node: fx.Node) -> int:
-        target = self._targets.get(node.target)
-        if target is None:
-            overload = getattr(node.target, "_overloadname", "")
-            target = self._targets[node.target] = _text(f"{target_name(node)}.{overload}")
-        arguments = [self.of(a) for a in node.args]
-        number = hash((10, target, *arguments, self.of(dict(node.kwargs)) if node.kwargs else 0))
-        if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+    def _call(self, node: fx.Node, kind: _Kind) -> int:
+        parts = [10, kind.number]
+        numbers, states = self._numbers, self._states
+        for argument in node.args:
+            number = numbers.get(argument) if type(argument) is fx.Node and not states else None
+            parts.append(number if type(number) is int else self.of(argument))
+        if node.kwargs:
+            parts.append(self.of(dict(node.kwargs)))
+        number = hash(tuple(parts))
+        if not kind.is_random:
             return number
         drawn = self._drawn[number] = self._drawn.get(number, 0) + 1  # a second draw is another value
         return hash((18, number, drawn))
@@ -166,31 +180,33 @@ class Numbers:
         content = value.detach().contiguous().reshape(-1).view(torch.uint8)[:65536]
         return hash((11, _text(f"{value.dtype} {list(value.shape)}"), zlib.crc32(content.numpy().tobytes())))
 
-    def _same(self, node: fx.Node, _: Role) -> Any:
+    def _same(self, node: fx.Node, _: _Kind) -> Any:
         value = arg(node, 0)
         return self._numbers.get(value, 17) if isinstance(value, fx.Node) else self.of(value)
 
-    def _exchange(self, node: fx.Node, _: Role) -> Any:
+    def _exchange(self, node: fx.Node, kind: _Kind) -> Any:
         """Rows of a region travel as they are; what else is exchanged becomes something new."""
         value = arg(node, 0)
         if isinstance(value, fx.Node) and role_of(value) in (Role.SEND_ROWS, Role.UNGROUP):
             return self._numbers.get(value, 17)
-        return self._call(node)
+        return self._call(node, kind)
 
-    def _list(self, node: fx.Node, _: Role) -> Any:
+    def _list(self, node: fx.Node, _: _Kind) -> Any:
         value = arg(node, 0)
         if isinstance(value, (list, tuple)):
             return tuple(self.of(item) for item in value)
         return self._numbers.get(value, 17) if isinstance(value, fx.Node) else self.of(value)
 
-    def _rows(self, node: fx.Node, role: Role) -> Any:
+    def _rows(self, node: fx.Node, kind: _Kind) -> Any:
+        role = kind.role
         what, place = _ROWS[role]
         indices = self.of(arg(node, place))
         rows = [arg(node, 0)] if role is not Role.DISPATCH_BACKWARD else [arg(node, 0), arg(node, 1)]
         found = tuple(hash((12, _text(what), self.of(value), indices)) for value in rows)
         return found if role is Role.DISPATCH_BACKWARD else found[0]
 
-    def _context(self, node: fx.Node, role: Role) -> Any:
+    def _context(self, node: fx.Node, kind: _Kind) -> Any:
+        role = kind.role
         counts, region = arg(node, 0 if role is Role.CONTEXT else 1), _text(str(arg(node, 4)))
         source = hash((13, self.of(counts), region))
         fields = {i: hash((14, source, _text(name))) for i, name in _FIELDS[role].items()}
@@ -199,7 +215,7 @@ class Numbers:
             fields |= {i: hash((12, arrived, self.of(arg(node, 2 * i)), fields[3])) for i in (0, 1)}
         return tuple(fields[i] for i in range(5))
 
-    def _getitem(self, node: fx.Node, _: Role) -> Any:
+    def _getitem(self, node: fx.Node, _: _Kind) -> Any:
         source, index = node.args
         number = self._numbers.get(source) if isinstance(source, fx.Node) else self.of(source)
         if isinstance(number, tuple) and isinstance(index, int) and -len(number) <= index < len(number):
@@ -218,7 +234,7 @@ class Numbers:
                 self._states[memory] = number if isinstance(number, int) else hash(number)
 
 
-_SPECIAL: dict[Role, Callable[[Numbers, fx.Node, Role], Any]] = {
+_SPECIAL: dict[Role, Callable[[Numbers, fx.Node, _Kind], Any]] = {
     **dict.fromkeys(_SAME, Numbers._same),
     **dict.fromkeys(_LISTS, Numbers._list),
     **dict.fromkeys(_ROWS, Numbers._rows),

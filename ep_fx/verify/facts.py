@@ -14,6 +14,7 @@ from ep_fx.graph import ParallelGraph, ParameterSpec, Role, role_of
 from ep_fx.graph.aliases import Aliases
 from ep_fx.graph.gathers import Gathers
 from ep_fx.graph.phases import Boundary, boundary, tangent_dependents
+from ep_fx.verify.reductions import GradientPath, due_dims, gradient_path
 from ep_fx.verify.regions import Regions
 
 _NO_PARAMETERS: dict[str, ParameterSpec] = {}
@@ -160,3 +161,10 @@ class Facts:
     def gradients(self) -> dict[str, Any]:
         """What is returned as gradient of each trainable parameter, as far as the output goes."""
         return {p.name: g for p, g in zip(self.manifest.trainable, self.output_group(1), strict=False)}
+
+    @cached_property
+    def paths(self) -> list[tuple[ParameterSpec, GradientPath]]:
+        """The way of each trainable parameter's gradient."""
+        specs = self.manifest.names
+        found = [(specs[name], value) for name, value in self.gradients.items()]
+        return [(s, gradient_path(v, bool(self.sharded and due_dims(self.manifest, s)))) for s, v in found]

@@ -19,7 +19,7 @@ from ep_fx.graph import ParameterSpec, Role, is_collective, role_of
 from ep_fx.graph.zeros import is_zero
 from ep_fx.verify.facts import Facts
 from ep_fx.verify.reading import arg
-from ep_fx.verify.reductions import GradientPath, dims_of, gradient_path, is_reduction
+from ep_fx.verify.reductions import GradientPath, dims_of, due_dims, is_reduction
 from ep_fx.verify.rule import Violation, rule
 
 
@@ -27,7 +27,7 @@ from ep_fx.verify.rule import Violation, rule
 def reduce_once(facts: Facts) -> Iterator[Violation]:
     reached: set[tuple[fx.Node, int | None]] = set()
     summed = _summed_upstream(facts)
-    for spec, path in paths(facts):
+    for spec, path in facts.paths:
         facts.checked += 1
         yield from _entry(facts, spec, path, summed)
         reached.update(path.reduces)
@@ -45,7 +45,7 @@ def divisor(facts: Facts) -> Iterator[Violation]:
         return
     sizes, mean = facts.manifest.mesh.sizes, facts.manifest.grad_reduce == "mean"
     due = math.prod(sizes.get(dim, 1) for dim in ("replicate", "fsdp", "ep")) if mean else 1
-    for spec, path in paths(facts):
+    for spec, path in facts.paths:
         facts.checked += 1
         if not math.isclose(path.divisor, due, rel_tol=1e-12):
             yield Violation(
@@ -56,21 +56,8 @@ def divisor(facts: Facts) -> Iterator[Violation]:
             )
 
 
-def paths(facts: Facts) -> Iterator[tuple[ParameterSpec, GradientPath]]:
-    """The way of each trainable parameter's gradient."""
-    for name, value in facts.gradients.items():
-        spec = facts.manifest.names[name]
-        yield spec, gradient_path(value, bool(facts.sharded and _due(facts, spec)))
-
-
-def _due(facts: Facts, spec: ParameterSpec) -> tuple[str, ...]:
-    """The dimensions to sum over, worked out from the layout."""
-    dims = ("replicate", "fsdp") if spec.layout.is_expert else ("replicate", "fsdp", "ep")
-    return tuple(dim for dim in dims if facts.manifest.mesh.sizes.get(dim, 1) > 1)
-
-
 def _dims(facts: Facts, spec: ParameterSpec, path: GradientPath) -> Iterator[Violation]:
-    mesh, due = facts.manifest.mesh, _due(facts, spec)
+    mesh, due = facts.manifest.mesh, due_dims(facts.manifest, spec)
     scattered: list[tuple[str, ...]] = []
     other: list[tuple[str, ...]] = []
     for node, _ in path.reduces:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ep_fx.graph import MeshSpec, Role, is_collective, role_of, target_name
+from ep_fx.graph import Manifest, MeshSpec, ParameterSpec, Role, is_collective, role_of, target_name
 from ep_fx.verify.reading import arg
 
 aten = torch.ops.aten
@@ -55,6 +55,12 @@ class GradientPath:
     def at(self) -> fx.Node | None:
         """A node to point at."""
         return self.value if isinstance(self.value, fx.Node) else None
+
+
+def due_dims(manifest: Manifest, spec: ParameterSpec) -> tuple[str, ...]:
+    """The dimensions to sum a gradient over, worked out from the layout."""
+    dims = ("replicate", "fsdp") if spec.layout.is_expert else ("replicate", "fsdp", "ep")
+    return tuple(dim for dim in dims if manifest.mesh.sizes.get(dim, 1) > 1)
 
 
 def gradient_path(value: Any, due: bool) -> GradientPath:

@@ -41,7 +41,12 @@ def no_state(facts: Facts) -> Iterator[Violation]:
             yield Violation(
                 node, "call_function nodes", f"{node.op} of {node.target!r}", "trace through it to operators"
             )
-        foreign = _first_foreign((node.args, node.kwargs))
+        foreign = None
+        for value in node.args:
+            if type(value) is not fx.Node and foreign is None:
+                foreign = _first_foreign(value)
+        if node.kwargs and foreign is None:
+            foreign = _first_foreign(node.kwargs)
         if foreign is not None and node.op != "placeholder":
             yield Violation(
                 at=node,
