@@ -175,7 +175,7 @@ def _distinct_bytes(values: Any) -> list[int]:
     return list(storages.values())
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=32)
 def _setting(path: str) -> Setting:
     loaded = torch.load(path, weights_only=False)
     assert isinstance(loaded, Setting)

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from ep_fx.graph import ParallelGraph
@@ -40,15 +40,30 @@ def mutant(graph: ParallelGraph, chosen: Collection[Operator], seed: int) -> Mut
 
 def mutants(graph: ParallelGraph, count: int, seed: int, depth: int = 3) -> Iterator[Mutant]:
     """`count` mutants of `graph`, each by one to `depth` random operators; half of them by one alone."""
+    return (found for _, found in mutants_of({"": graph}, count, seed, depth))
+
+
+def mutants_of(
+    graphs: Mapping[str, ParallelGraph], count: int, seed: int, depth: int = 3
+) -> Iterator[tuple[str, Mutant]]:
+    """`count` mutants of random ones of `graphs`, with the name of the graph.
+
+    The first operator of each is the next one of a shuffled list of all, so that those which few graphs give something
+    to break have their turn too.
+    """
     rng = random.Random(seed)
     table = sorted(operators().values(), key=lambda o: o.name)
+    turn: list[Operator] = []
     made = 0
     while made < count:
+        turn = turn or rng.sample(table, len(table))
         number = 1 if depth == 1 or rng.random() < 0.5 else rng.randint(2, depth)
-        chosen = rng.sample(table, number)
-        if len({item.ranks for item in chosen}) > 1:
-            continue  # edits of one rank and edits of all are no one graph
-        found = mutant(graph, chosen, rng.randrange(2**31))
-        if found is not None:
-            made += 1
-            yield found
+        first = turn.pop()
+        alike = [item for item in table if item.ranks == first.ranks and item is not first]
+        for name in rng.sample(sorted(graphs), len(graphs)):
+            chosen = [first, *rng.sample(alike, min(number - 1, len(alike)))]
+            found = mutant(graphs[name], chosen, rng.randrange(2**31))
+            if found is not None:
+                made += 1
+                yield name, found
+                break

@@ -91,8 +91,7 @@ class Oracle:
     def _run(self, subject: Subject, graphs: Sequence[ParallelGraph], limit: float) -> list[Outcome] | str:
         made = {id(graph): _code(graph) for graph in graphs}
         pool = self._pools.setdefault(subject.world_size, RankPool(subject.world_size))
-        if not pool.pids:  # groups and emission warm up outside the limit
-            pool.run(execute, str(self._path(subject)), [_code(subject.graph)] * subject.world_size, timeout=60.0)
+        limit += 0.0 if pool.pids else 10.0  # new ranks have groups to make and modules to import
         try:
             outcomes = pool.run(execute, str(self._path(subject)), [made[id(g)] for g in graphs], timeout=limit)
         except TimeoutError:

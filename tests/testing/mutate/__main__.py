@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ep_fx.testing.mutate import operators
 from ep_fx.testing.mutate.judge import Verdict, judge, rate, table
-from ep_fx.testing.mutate.mutants import mutant, mutants
+from ep_fx.testing.mutate.mutants import mutant, mutants_of
 from ep_fx.testing.mutate.oracle import Oracle
 from ep_fx.testing.mutate.subject import Subject, fake_world
 from tests.testing.mutate.subjects import NAMES, make, world_of
@@ -63,12 +63,13 @@ def main() -> int:
     verdicts: list[Verdict] = []
     with Oracle() as oracle:
         first = list(seeded(oracle, known))
-        parts = [(seed, name) for seed in options.seeds for name in known]
-        for place, (seed, name) in enumerate(parts):
-            share = options.count * (place + 1) // len(parts) - options.count * place // len(parts)
-            for found in mutants(known[name].graph, share, 1000 * seed + place):
+        graphs = {name: subject.graph for name, subject in known.items()}
+        for place, seed in enumerate(options.seeds, 1):
+            share = options.count * place // len(options.seeds) - len(verdicts)
+            for name, found in mutants_of(graphs, share, seed):
                 verdicts.append(judge(oracle, known[name], found))
-            print(f"{time.monotonic() - started:6.0f} s  {len(verdicts)} mutants", file=sys.stderr, flush=True)
+                if len(verdicts) % 50 == 0:
+                    print(f"{time.monotonic() - started:6.0f} s  {len(verdicts)} mutants", file=sys.stderr, flush=True)
     print(table(verdicts, sorted(operators())))
     print(f"\n{len(first)} seeded faults of gradient scale and order: {sum(not v.missed for v in first)} caught")
     print("\n".join(f"  {v}\n    caught by {', '.join(v.rules) or 'nobody'}" for v in first))

@@ -13,8 +13,8 @@ from ep_fx.testing.mutate.subject import Subject, fake_world
 from tests.testing.mutate.subjects import make, world_of
 
 SEEN = {
-    "drop-divisor": "gradient of", "drop-reshard": "values freed", "free-late": "bytes unsharded", "wait-twice": "waits",
-    "save-gathered": "bytes saved", "gather-twice": "times _c10d_functional::all_gather",
+    "drop-divisor": "gradient of", "drop-reshard": "values freed", "free-late": "bytes unsharded",
+    "wait-twice": "waits", "save-gathered": "bytes saved", "gather-twice": "times _c10d_functional::all_gather",
     "keep-in-constant": "micro-batch 0", "change-target": "differs by",
 }
 """Operators, and what the oracle must say of their mutants."""
