@@ -73,6 +73,9 @@ def main() -> int:
     print(table(verdicts, sorted(operators())))
     print(f"\n{len(first)} seeded faults of gradient scale and order: {sum(not v.missed for v in first)} caught")
     print("\n".join(f"  {v}\n    caught by {', '.join(v.rules) or 'nobody'}" for v in first))
+    harmless = [v for v in verdicts if not v.faults]
+    rejected = sum(bool(v.rules) for v in harmless)
+    print(f"\n{len(harmless)} mutants run as well as the valid graph; the rules reject {rejected} of them")
     alone = sum(v.rules == ("computes",) for v in verdicts if v.faults)
     print(f"\ncaught by `computes` alone: {alone}; caught without it: {rate(verdicts, 'computes'):.1%}")
     checked, wrong = alarms(options.valid)

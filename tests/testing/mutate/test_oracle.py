@@ -28,7 +28,7 @@ def subject() -> Subject:
 
 @pytest.fixture(scope="module")
 def oracle() -> Iterator[Oracle]:
-    with Oracle() as made:
+    with Oracle(limit=2.0) as made:
         yield made
 
 
