@@ -6,6 +6,7 @@ capture -> passes, each verified -> split -> emit
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -37,6 +38,9 @@ from ep_fx.sharding import agree, find_units, make_layout, mesh_spec, shard_para
 from ep_fx.targets import emit
 from ep_fx.verify import Report, verify
 from ep_fx.verify.computation import computation
+
+_CAPTURE = threading.RLock()
+"""Held during a capture, which enters the experts in transformers' registry for its time: one at a time."""
 
 
 def transform(
@@ -99,8 +103,12 @@ def transform(
     compiler = _Compiler(model, torch.device(mesh.device_type), planned, mesh_spec(mesh, sizes), options, passes)
     module = EPModule(model, _shard(model, planned.layouts, mesh), planned.layouts, mesh, compiler)
     if example_inputs is not None or example_kwargs is not None:
-        module.prepare(*(example_inputs or ()), **(example_kwargs or {}))
-        agree(mesh, "collectives", collective_lines(module.graph))
+        try:
+            module.prepare(*(example_inputs or ()), **(example_kwargs or {}))
+        except Exception as error:
+            agree(mesh, "captures", [f"{type(error).__name__}: {error}"])
+            raise
+        agree(mesh, "captures", collective_lines(module.graph))
     return module
 
 
@@ -188,7 +196,7 @@ class _Compiler:
     passes: tuple[Pass, ...]
 
     def __call__(self, inputs: Inputs, gradients: bool, real_sizes: bool) -> Program:
-        with outside_modes():
+        with _CAPTURE, outside_modes():
             return self._compile(inputs, gradients, real_sizes)
 
     def _compile(self, inputs: Inputs, gradients: bool, real_sizes: bool) -> Program:

@@ -116,8 +116,10 @@ class EPModule(nn.Module):
         return run(program, Call(values, self._rewrap, self._lock), parameters, inputs.tensors)
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
-        """Captures for the structure of these inputs now, without running."""
+        """Captures for the structure of these inputs now, without running; raises what forward would."""
+        refuse_caches(kwargs)
         inputs = Inputs.of(args, kwargs)
+        self._check_devices(inputs)
         gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (*self.parameters(), *inputs.tensors))
         self._program(inputs, gradients)
 

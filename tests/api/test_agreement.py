@@ -34,6 +34,9 @@ def _message(rank: int, case: str) -> tuple[str, str]:
             ep_fx.transform(model, mesh, plan={})
         elif case == "only one rank is wrong":
             ep_fx.transform(TinyMoE(num_experts=3 if odd else 4), mesh)
+        elif case == "one capture fails":
+            example = (torch.zeros(2, 8, device="meta" if odd else "cpu"),)
+            ep_fx.transform(TwoLayers(("a", "b")), mesh, plan={}, example_inputs=example)
         elif case == "mode":
             example = (torch.zeros(2, 8, requires_grad=odd),)
             ep_fx.transform(TwoLayers(("a", "b")), mesh, plan={}, example_inputs=example)
@@ -72,5 +75,11 @@ def test_ranks_that_would_communicate_differently(ranks: RankPools) -> None:
     assert ranks(4).run(_message, "equal") == [("", "")] * 4
     for kind, text in ranks(4).run(_message, "mode"):
         assert kind == "DisagreementError"
-        assert "differ in their collectives" in text
+        assert "differ in their captures" in text
         assert "rank 2: backward ep_fx::unshard over fsdp,ep" in text
+
+
+def test_a_capture_that_fails_on_one_rank_alone(ranks: RankPools) -> None:
+    for kind, text in ranks(4).run(_message, "one capture fails", timeout=20):
+        assert kind == "DisagreementError"
+        assert "is on device meta" in text
