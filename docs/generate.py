@@ -6,6 +6,7 @@ enough: nothing runs, graphs are only captured, rewritten and read. ``--check`` 
 
 from __future__ import annotations
 
+import random
 import re
 import sys
 from collections.abc import Callable
@@ -18,8 +19,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ep_fx
-from ep_fx.graph import Phase, Role, find_regions, info_of, role_of
+from ep_fx.graph import ParallelGraph, Phase, Role, find_regions, info_of, role_of
+from ep_fx.testing.mutate.base import operators
+from ep_fx.verify import RULES, verify
+from ep_fx.verify.reasons import WHY
 from ep_fx.verify.reduction_table import format_reductions, reduction_table
+from ep_fx.verify.report import describe
 
 DOCS = Path(__file__).parent
 _BLOCK = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -86,11 +91,45 @@ def _order() -> str:
     return "```\n" + "\n".join(lines) + "\n```\n"
 
 
+def _rules() -> str:
+    """Every rule: sentence, why, and the error of the first mutation operator that it notices."""
+    graph = _module(fsdp=2, ep=2).graph
+    examples = _examples(graph)
+    parts = []
+    for rule in RULES.values():
+        error = examples.get(rule.id)
+        shown = f"What a user sees, here after *{error[0]}*:\n\n```\n{error[1]}\n```\n" if error else ""
+        parts.append(f"### {rule.id}\n\n**{rule.sentence[0].upper()}{rule.sentence[1:]}.** {WHY[rule.id]}\n\n{shown}")
+    return "\n".join(parts)
+
+
+def _examples(graph: ParallelGraph) -> dict[str, tuple[str, str]]:
+    """For each rule a mutation that it notices, preferably alone, and what it says then."""
+    found: dict[str, tuple[int, str, str]] = {}
+    for name, operator in sorted(operators().items()):
+        mutant = operator(graph, random.Random(name))
+        if mutant is None:
+            continue
+        report = verify(mutant, types=True)
+        for rule in report.broken:
+            if len(report.broken) < found.get(rule, (99, "", ""))[0]:
+                violation = report.of(rule).violations[0]
+                text = _portable(describe(RULES[rule], violation, list(mutant)))
+                found[rule] = (len(report.broken), operator.sentence, text)
+    return {rule: (sentence, text) for rule, (_, sentence, text) in found.items()}
+
+
+def _portable(text: str) -> str:
+    """Without what differs between machines: folders, and torch's numbering of symbols."""
+    return re.sub(r"\bs\d+\b", "s0", re.sub(r"/[^\s:]*/(\w+\.py)", r"\1", text))
+
+
 GENERATED: dict[str, Callable[[], str]] = {
     "reductions-fsdp2-ep2": lambda: _reductions(fsdp=2, ep=2),
     "reductions-fsdp1-ep4": lambda: _reductions(fsdp=1, ep=4),
     "reductions-replicate2-fsdp2-ep1": lambda: _reductions(replicate=2, fsdp=2, ep=1),
     "order-fsdp2-ep2": _order,
+    "rules": _rules,
 }
 
 
