@@ -21,7 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("verify", help="run the rule table on a printed graph")
     check.add_argument("file", type=Path, help="a graph as text: module.print_graph(), or visualize('graph.txt')")
-    check.add_argument("--rule", action="append", metavar="ID", help=f"only this rule (may be repeated): {', '.join(RULES)}")
+    check.add_argument(
+        "--rule", action="append", metavar="ID", help=f"only this rule (may be repeated): {', '.join(RULES)}"
+    )
     options = parser.parse_args(arguments)
     return _verify(options.file, options.rule)
 

@@ -43,7 +43,12 @@ def _run(rank: int, options: dict[str, object]) -> tuple[Tensor, dict[str, Tenso
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"reshard_after_forward": False}, {"pipeline": "expert-parallel,fsdp"}, {"pipeline": "dead-code,fsdp,dead-code"}],
+    [
+        {},
+        {"reshard_after_forward": False},
+        {"pipeline": "expert-parallel,fsdp"},
+        {"pipeline": "dead-code,fsdp,dead-code"},
+    ],
     ids=str,
 )
 def test_both_readings_stay(ranks: RankPools, options: dict[str, object]) -> None:

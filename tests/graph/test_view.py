@@ -41,6 +41,6 @@ def test_each_dispatch_dominates_what_takes_its_context() -> None:
 def test_critical_path_goes_through_what_costs_most() -> None:
     graph = Step().graph
     path = critical_path(graph, lambda node: 1.0)
-    assert [node.op for node in path][0] == "placeholder"
+    assert path[0].op == "placeholder"
     products = critical_path(graph, lambda node: 100.0 if "mm" in node.name else 0.01)
     assert sum("mm" in node.name for node in products) >= sum("mm" in node.name for node in path)
