@@ -120,8 +120,8 @@ def _examples(graph: ParallelGraph) -> dict[str, tuple[str, str]]:
 
 
 def _portable(text: str) -> str:
-    """Without what differs between machines: folders, and torch's numbering of symbols."""
-    return re.sub(r"\bs\d+\b", "s0", re.sub(r"/[^\s:]*/(\w+\.py)", r"\1", text))
+    """Without what differs between machines and days: the file of this model, torch's numbering of symbols."""
+    return re.sub(r"\bs\d+\b", "s0", re.sub(r"/[^\s:]*/\w+\.py:\d+", "model.py:12", text))
 
 
 GENERATED: dict[str, Callable[[], str]] = {

@@ -1,7 +1,7 @@
 """The command line: ``ep-fx verify FILE``.
 
-FILE holds a graph as `module.print_graph()` or `visualize("graph.txt")` writes it. Nothing runs; no process group and no
-device is needed.
+FILE holds a graph as `module.print_graph()` or `visualize("graph.txt")` writes it. Nothing runs; no process group and
+no device is needed.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from ep_fx.graph.roles import role_of, target_name
 def to_networkx(graph: ParallelGraph) -> nx.MultiDiGraph:
     """Nodes by name, with data edges (``kind="data"``) and effect edges (``kind="effect"``, with a ``reason``).
 
-    Node attributes: ``target``, ``role``, ``phase``, ``fqn``, ``source``, ``position``. All are strings or ints, so that
-    the graph can be written in any of networkx's formats.
+    Node attributes: ``target``, ``role``, ``phase``, ``fqn``, ``source``, ``position``. All are strings or ints, so
+    that the graph can be written in any of networkx's formats.
     """
     view = nx.MultiDiGraph()
     for position, node in enumerate(graph):
