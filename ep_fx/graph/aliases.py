@@ -11,7 +11,6 @@ from __future__ import annotations
 import operator
 from collections import deque
 from collections.abc import Iterable, Iterator
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -53,11 +52,23 @@ class _Plan(NamedTuple):
     is_list: bool
 
 
-@cache
 def _plan(target: Any) -> _Plan | None:
     """The plan of an operator, None where it returns nothing but memory of its own."""
+    known = _PLANS.get(id(target))
+    if known is not None:
+        return known[0]
     if not isinstance(target, torch._ops.OpOverload):
         return None
+    plan = _plan_of(target)
+    _PLANS[id(target)] = plan, target
+    return plan
+
+
+_PLANS: dict[int, tuple[_Plan | None, Any]] = {}
+"""Plans by identity, since the hash of an operator is a call; the operator is kept, so that none takes its place."""
+
+
+def _plan_of(target: torch._ops.OpOverload) -> _Plan | None:
     schema = target._schema
     results = schema.returns
     is_list = len(results) == 1 and str(results[0].type).startswith("List")
@@ -103,7 +114,8 @@ class Aliases:
         self._elements: dict[fx.Node, tuple[tuple[Memory, ...], ...]] = {}
         self._mirrors: dict[fx.Node, fx.Node] = {}
         for node in nodes:
-            if node.op == "call_function":
+            known = _PLANS.get(id(node.target))
+            if node.op == "call_function" and (known is None or known[0] is not None):
                 self._add(node)
 
     def memory(self, node: fx.Node) -> tuple[Memory, ...]:
@@ -112,6 +124,10 @@ class Aliases:
         if node in self._elements:
             return tuple(dict.fromkeys(m for element in self._elements[node] for m in element))
         return self._shared.get(node, ((node, None),))
+
+    def is_shared(self, node: fx.Node) -> bool:
+        """Whether `node` may hold memory that is not all its own."""
+        return node in self._shared or node in self._mirrors or node in self._elements
 
     @property
     def shared(self) -> Iterable[fx.Node]:

@@ -41,11 +41,12 @@ def effect_edges(
 
 def _freeing(gathers: Gathers) -> Iterator[EffectEdge]:
     for gather in gathers.all:
+        arrives, is_read = (f"{gather.name} {what} before it is freed" for what in ("arrives", "is read"))
         for reshard in gather.reshards:
             for wait in gather.waits:
-                yield EffectEdge(wait, reshard, f"{gather.name} arrives before it is freed")
+                yield EffectEdge(wait, reshard, arrives)
             for reader in gather.readers:
-                yield EffectEdge(reader, reshard, f"{gather.name} is read before it is freed")
+                yield EffectEdge(reader, reshard, is_read)
         for reshard in gather.block_reshards:
             for reader in gather.block_readers:
                 yield EffectEdge(reader, reshard, f"the blocks of {gather.name} are read before they are freed")

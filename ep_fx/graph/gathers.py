@@ -15,10 +15,8 @@ from ep_fx.graph.aliases import Aliases, Memory
 from ep_fx.graph.manifest import Manifest, ParameterSpec
 from ep_fx.graph.roles import Role, role_of
 
-_NOT_READERS = frozenset({Role.UNSHARD_WAIT, Role.GETITEM, Role.ASSEMBLE, Role.RESHARD})
 
-
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Gather:
     """One parameter, gathered once.
 
@@ -68,34 +66,33 @@ class Gathers:
         self._aliases = aliases
         self._by_memory: dict[Memory, tuple[Gather, ...]] = {}
         self._assembled: set[fx.Node] = set()
-        self._roles: dict[object, Role] = {}
         self.of_unshard: dict[fx.Node, list[Gather]] = {}
         """The gathers that each `unshard` starts, in the order of its list."""
         self.holders: dict[fx.Node, tuple[Gather, ...]] = {}
         """Every node that may hold gathered memory, and whose."""
         self.stray_reshards: list[tuple[fx.Node, fx.Node]] = []
         """(reshard, argument) where the argument is no gathered value."""
+        holders = self.holders
         for node in nodes:
-            self._visit(node)
+            role = role_of(node)
+            if role is Role.UNSHARD:
+                self._start(node)
+            elif role is Role.RESHARD:
+                self._free(node)
+            else:
+                for value in node._input_nodes:
+                    if value in holders:
+                        self._read(node, role)
+                        break
 
     @property
     def all(self) -> list[Gather]:
         """Every gather, in order."""
         return [gather for gathers in self.of_unshard.values() for gather in gathers]
 
-    def _visit(self, node: fx.Node) -> None:
-        role = self._roles.get(node.target)
-        if role is None:
-            role = self._roles[node.target] = role_of(node)
-        if role is Role.UNSHARD:
-            self._start(node)
-        elif role is Role.RESHARD:
-            self._free(node)
-        elif self.holders and not self.holders.keys().isdisjoint(node._input_nodes):
-            self._read(node, role)
-
     def _start(self, node: fx.Node) -> None:
-        shards = node.args[0] if node.args and isinstance(node.args[0], (list, tuple)) else ()
+        listed = node.args[0] if node.args else ()
+        shards = listed if isinstance(listed, (list, tuple)) else ()
         gathers = []
         for index, value in enumerate(shards):
             shard = value if isinstance(value, fx.Node) else None
@@ -119,26 +116,34 @@ class Gathers:
                 (gather.reshards if whole else gather.block_reshards).append(node)
 
     def _read(self, node: fx.Node, role: Role) -> None:
-        for value in node._input_nodes:
-            for gather in self.holders.get(value, ()):
-                if role is Role.UNSHARD_WAIT:
-                    gather.waits.append(node)
-                elif role is Role.ASSEMBLE:
-                    gather.assembled.append(node)
-                    gather.block_readers.append(node)
-                elif role not in _NOT_READERS:
-                    gather.readers.append(node)
-                    if not self._reads_assembled(value):
-                        gather.block_readers.append(node)
+        if role is not Role.GETITEM:
+            for value in node._input_nodes:
+                if value in self.holders:
+                    self._note(node, role, value)
         if role is Role.ASSEMBLE:
             source = node.args[0]
             self._by_memory[node, None] = self.holders.get(source, ()) if isinstance(source, fx.Node) else ()
             self.holders[node] = self._by_memory[node, None]
             self._assembled.add(node)
             return
+        if not self._aliases.is_shared(node):
+            return
         owners = dict.fromkeys(g for memory in self._aliases.memory(node) for g in self._by_memory.get(memory, ()))
         if owners:
             self.holders[node] = tuple(owners)
 
+    def _note(self, node: fx.Node, role: Role, value: fx.Node) -> None:
+        """Enters `node`, which reads `value`, in the gathers whose memory that is."""
+        for gather in self.holders[value]:
+            if role is Role.UNSHARD_WAIT:
+                gather.waits.append(node)
+            elif role is Role.ASSEMBLE:
+                gather.assembled.append(node)
+                gather.block_readers.append(node)
+            else:
+                gather.readers.append(node)
+                if not self._reads_assembled(value):
+                    gather.block_readers.append(node)
+
     def _reads_assembled(self, value: fx.Node) -> bool:
-        return any(memory[0] in self._assembled for memory in self._aliases.memory(value))
+        return bool(self._assembled) and any(memory[0] in self._assembled for memory in self._aliases.memory(value))

@@ -8,6 +8,7 @@ A `NodeInfo` helps a reader; it is never evidence for a rule, which reads target
 """
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import cast
@@ -45,6 +46,11 @@ _NONE = NodeInfo()
 def info_of(node: fx.Node) -> NodeInfo:
     """The record of `node`; an empty forward record where none was set."""
     return cast(NodeInfo, node.meta.get(_KEY, _NONE))
+
+
+def phases_of(nodes: Iterable[fx.Node]) -> list[Phase]:
+    """The phase of each of `nodes`."""
+    return [node.meta.get(_KEY, _NONE).phase for node in nodes]
 
 
 def set_info(node: fx.Node, info: NodeInfo) -> None:

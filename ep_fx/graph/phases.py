@@ -54,7 +54,9 @@ def boundary(
     nodes = list(graph)
     dependents = tangent_dependents(graph) if dependents is None else dependents
     forward = _needed_by_forward(graph, nodes, aliases or Aliases(nodes), dependents)
-    first = max((i for i, node in enumerate(nodes) if node in forward or node.op == "placeholder"), default=-1) + 1
+    first = len(nodes)
+    while first and nodes[first - 1] not in forward and nodes[first - 1].op != "placeholder":
+        first -= 1
     for position in range(first, len(nodes)):
         node = nodes[position]
         if node.op == "output" or node in dependents or role_of(node) in _OPENS_BACKWARD:
@@ -77,7 +79,9 @@ def _needed_by_forward(
             if isinstance(written, fx.Node) and any(m[0].target in buffers for m in aliases.memory(written)):
                 needed.add(node)
         if node in needed:
-            needed.update(n for n in node.all_input_nodes if n not in dependents)
+            for source in node._input_nodes:
+                if source not in dependents:
+                    needed.add(source)
     return needed
 
 

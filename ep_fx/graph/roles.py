@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import operator
 from enum import Enum
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -44,6 +45,9 @@ class Role(Enum):
     OUTPUT = "output"
     OTHER = "other"
 
+    __hash__ = object.__hash__
+    """Members are themselves: the hash of a name costs a call for every look-up."""
+
 
 _BY_NAME = {role.value: role for role in Role}
 COLLECTIVES = frozenset({Role.EXCHANGE, Role.UNSHARD, Role.REDUCE_GRAD, Role.ALL_REDUCE_GRAD})
@@ -66,22 +70,47 @@ def target_name(node: fx.Node) -> str:
     return getattr(node.target, "__name__", str(node.target))
 
 
+class _Kind(NamedTuple):
+    """What follows from a target."""
+
+    role: Role
+    is_collective: bool
+    is_mutation: bool
+    target: Any
+
+
+_KINDS: dict[int, _Kind] = {}
+"""Kinds of operators met so far, by identity, since the hash of an operator is a call. The operator is kept, so that no
+other object can take its place in memory."""
+
+
+def _kind(node: fx.Node) -> _Kind:
+    known = _KINDS.get(id(node.target))
+    if known is not None:
+        return known
+    name, target = target_name(node), node.target
+    role = _BY_NAME.get(name, Role.OTHER)
+    collective = name.startswith("_c10d_functional") and not name.endswith("wait_tensor")
+    mutates = isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+    kind = _Kind(role, role in COLLECTIVES or collective, mutates, target)
+    if isinstance(target, torch._ops.OpOverload) or target is operator.getitem:
+        _KINDS[id(target)] = kind
+    return kind
+
+
 def role_of(node: fx.Node) -> Role:
     """The role of `node`, from its target alone."""
-    return _BY_NAME.get(target_name(node), Role.OTHER)
+    return _kind(node).role
 
 
 def is_collective(node: fx.Node) -> bool:
     """Whether `node` starts a collective, of this dialect or of torch's."""
-    if role_of(node) in COLLECTIVES:
-        return True
-    name = target_name(node)
-    return name.startswith("_c10d_functional") and not name.endswith("wait_tensor")
+    return _kind(node).is_collective
 
 
 def is_mutation(node: fx.Node) -> bool:
     """Whether `node` writes one of its arguments in place."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return _kind(node).is_mutation
 
 
 def is_effect(node: fx.Node) -> bool:
