@@ -50,15 +50,8 @@ class Facts:
     def by_role(self) -> dict[Role, list[fx.Node]]:
         """Nodes of each role, in order."""
         found: dict[Role, list[fx.Node]] = {role: [] for role in Role}
-        roles: dict[Any, Role] = {}
         for node in self.nodes:
-            if node.op == "call_function":
-                role = roles.get(node.target)
-                if role is None:
-                    role = roles[node.target] = role_of(node)
-            else:
-                role = role_of(node)
-            found[role].append(node)
+            found[role_of(node)].append(node)
         return found
 
     @cached_property
@@ -110,16 +103,16 @@ class Facts:
     def parameters_in(self) -> dict[fx.Node, dict[str, ParameterSpec]]:
         """Nodes that are computed from nothing but parameters and constants, and from which parameters."""
         found: dict[fx.Node, dict[str, ParameterSpec]] = {}
+        found.update((node, {spec.name: spec}) for node, spec in self.placeholders.items())
         for node in self.nodes:
-            inputs = node._input_nodes
-            if node in self.placeholders:
-                spec = self.placeholders[node]
-                found[node] = {spec.name: spec}
-            elif not inputs:
-                if node.op != "placeholder":
+            for source in node._input_nodes:
+                if source not in found:
+                    break
+            else:
+                if node._input_nodes:
+                    found[node] = self._parameters_of_pure(node, found)
+                elif node.op != "placeholder":
                     found[node] = _NO_PARAMETERS
-            elif all(i in found for i in inputs):
-                found[node] = self._parameters_of_pure(node, found)
         return found
 
     def _parameters_of_pure(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 from torch import fx
 
@@ -121,17 +120,14 @@ def _no_other(facts: Facts, node: fx.Node, reached: set[tuple[fx.Node, int | Non
 def _summed_upstream(facts: Facts) -> dict[fx.Node, fx.Node]:
     """Backward values that some earlier sum over ranks has gone into (over ``tp`` that is the model's own)."""
     found: dict[fx.Node, fx.Node] = {}
-    kinds: dict[Any, bool] = {}
     for node in facts.nodes[facts.backward_start :]:
-        first = next((found[i] for i in node._input_nodes if i in found), None)
-        if first is None and node.op == "call_function":
-            known = kinds.get(node.target)
-            if known is None:
-                known = kinds[node.target] = is_collective(node) and is_reduction(node)
-            if known and dims_of(node, facts.manifest.mesh) != ("tp",):
-                first = node
-        if first is not None:
-            found[node] = first
+        for source in node._input_nodes:
+            if source in found:
+                found[node] = found[source]
+                break
+        else:
+            if is_collective(node) and is_reduction(node) and dims_of(node, facts.manifest.mesh) != ("tp",):
+                found[node] = node
     return found
 
 

@@ -201,11 +201,12 @@ def _own_direction(facts: Facts, gather: Gather, direction: str) -> Iterator[Vio
 
 
 def _group(facts: Facts, unshard: fx.Node) -> Iterator[Violation]:
-    mesh = facts.manifest.mesh
+    mesh, seen = facts.manifest.mesh, set[tuple[str, ...]]()
     for gather in facts.gathers.of_unshard[unshard]:
         dims = gather.parameter.layout.gather_dims if gather.parameter else ()
-        if not dims:
+        if not dims or dims in seen:
             continue
+        seen.add(dims)
         wanted = (mesh.size(*dims), mesh.group(*dims))
         if (arg(unshard, 1), arg(unshard, 2)) != wanted:
             yield Violation(

@@ -8,6 +8,7 @@ from torch import fx
 
 from ep_fx.graph import Phase, info_of
 from ep_fx.graph.effects import effect_edges
+from ep_fx.graph.info import phases_of
 from ep_fx.verify.facts import Facts
 from ep_fx.verify.report import node_text
 from ep_fx.verify.rule import Violation, rule
@@ -96,7 +97,7 @@ def _halves(facts: Facts) -> Iterator[Violation]:
             remedy="move it behind forward",
         )
     calls = [n for n in facts.nodes if n.op == "call_function"]
-    labels = [info_of(n).phase is Phase.BACKWARD for n in calls]
+    labels = [phase is Phase.BACKWARD for phase in phases_of(calls)]
     first = labels.index(True) if True in labels else len(calls)
     wrong = calls[labels.index(False, first)] if False in labels[first:] else None
     cut = facts.position[calls[first]] if first < len(calls) else len(facts.nodes) - 1

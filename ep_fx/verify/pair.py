@@ -25,6 +25,7 @@ from ep_fx.verify.regions import (
     TOKENS,
     Region,
     Trip,
+    bits,
     context_values,
     count_exchange,
     flow,
@@ -54,7 +55,8 @@ def pair(facts: Facts) -> Iterator[Violation]:
     for backward, masks in halves.items():
         yield from _flow(facts, masks, backward)
         for node, mask in masks.items():
-            yield from _foreign_context(facts, node, mask, context)
+            if not context.keys().isdisjoint(node._input_nodes):
+                yield from _foreign_context(facts, node, mask, context)
 
 
 # -- dispatch ------------------------------------------------------------------------------------------------------
@@ -207,8 +209,10 @@ def _flow(facts: Facts, masks: dict[fx.Node, int], backward: bool) -> Iterator[V
                     got=f"rows of {', '.join(others) or 'no ' + what[1]}",
                     remedy=_ONE_CONTEXT,
                 )
+    pure = facts.parameters_in.keys()
     for node in masks:
-        yield from _inside(facts, node, masks, backward)
+        if role_of(node) in _COUNTS_AT or not pure.isdisjoint(node._input_nodes):
+            yield from _inside(facts, node, masks, backward)
 
 
 def _coming_back(facts: Facts, region: Region, backward: bool) -> list[Any]:
@@ -223,12 +227,14 @@ def _inside(facts: Facts, node: fx.Node, masks: dict[fx.Node, int], backward: bo
     """Experts compute with the weights and the counts of the region whose rows they got."""
     if node is facts.output:
         return
-    counts_at = _COUNTS_AT.get(role_of(node))
-    weights = {name: spec for i in node._input_nodes for name, spec in facts.parameters_in.get(i, _NONE).items()}
+    counts_at, weights = _COUNTS_AT.get(role_of(node)), dict[str, Any]()
+    for source in node._input_nodes:
+        if source in facts.parameters_in:
+            weights |= facts.parameters_in[source]
     experts = facts.experts.intersection(weights)
     if counts_at is None and not experts:
         return
-    regions = [r for i, r in enumerate(facts.regions.all) if inputs_in(masks, iter(node._input_nodes)) & 1 << i]
+    regions = [facts.regions.all[i] for i in bits(inputs_in(masks, iter(node._input_nodes)))]
     facts.checked += 1
     if regions and not any(_has_weights(r, experts, weights, counts_at) for r in regions):
         allowed = sorted({name for r in regions if r.spec for name in r.spec.parameters})
@@ -265,7 +271,6 @@ def _foreign_context(facts: Facts, node: fx.Node, mask: int, context: dict[fx.No
 
 
 _COUNTS_AT = {Role.GROUPED_MM: 2, Role.GROUPED_MM_BACKWARD: 3}
-_NONE: dict[str, Any] = {}
 
 
 def _has_weights(region: Region, experts: frozenset[str], weights: dict[str, Any], counts_at: int | None) -> bool:

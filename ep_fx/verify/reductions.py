@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from ep_fx.graph import Manifest, MeshSpec, ParameterSpec, Role, is_collective, role_of, target_name
+from ep_fx.graph.groups import group_positions
 from ep_fx.verify.reading import arg
 
 aten = torch.ops.aten
@@ -159,9 +160,7 @@ def is_reduction(node: fx.Node) -> bool:
 
 def dims_of(node: fx.Node, mesh: MeshSpec) -> tuple[str, ...] | None:
     """The mesh dimensions that a reduction sums over, None for a group that is none of theirs (the tokens' neither)."""
-    if isinstance(node.target, torch._ops.OpOverload):
-        for position, argument in enumerate(node.target._schema.arguments):
-            if argument.name in ("group", "group_name"):
-                group = str(arg(node, position))
-                return None if group == mesh.exchange else mesh.dims_of(group)
+    for position in group_positions(node.target):
+        group = str(arg(node, position))
+        return None if group == mesh.exchange else mesh.dims_of(group)
     return None

@@ -7,6 +7,7 @@ A trip belongs to the dispatch whose splits its all_to_all takes. Two walks, O(n
 """
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
@@ -230,10 +231,19 @@ def flow(facts: Facts, *, backward: bool) -> dict[fx.Node, int]:
         for source in node._input_nodes:
             if source in masks:
                 mask |= masks[source]
-        mask &= ~ends.get(node, 0)
+        if node in ends:
+            mask &= ~ends[node]
         if mask and not _is_count(node):
             masks[node] = mask
     return masks
+
+
+def bits(mask: int) -> Iterator[int]:
+    """The places of the ones in `mask`."""
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
 
 
 def context_values(facts: Facts, inside: Container[fx.Node]) -> dict[fx.Node, int]:
@@ -242,29 +252,30 @@ def context_values(facts: Facts, inside: Container[fx.Node]) -> dict[fx.Node, in
     Args:
         inside: nodes that rows flow through: what they give is no context value.
     """
-    bits = {region.dispatch: 1 << index for index, region in enumerate(facts.regions.all)}
+    of_region = {region.dispatch: 1 << index for index, region in enumerate(facts.regions.all)}
     found: dict[fx.Node, int] = {}
-    if not bits:
+    if not of_region:
         return found
     pure = facts.parameters_in
     for node in facts.nodes:
-        if node in inside:
-            continue
-        edge = origin(node) if role_of(node) is Role.GETITEM else None
-        if edge is not None:
-            if role_of(edge[0]) is Role.CONTEXT or _is_count(node):
-                found[node] = bits[edge[0]]
+        if node.target is operator.getitem and not of_region.keys().isdisjoint(node._input_nodes):
+            dispatch = next(iter(node._input_nodes))
+            if node not in inside and (role_of(dispatch) is Role.CONTEXT or _is_count(node)):
+                found[node] = of_region[dispatch]
             continue
         mask = 0
         for source in node._input_nodes:
-            mask |= found.get(source, 0)
-        if mask and all(source in found or source in pure for source in node._input_nodes):
+            if source in found:
+                mask |= found[source]
+        if mask and node not in inside and all(source in found or source in pure for source in node._input_nodes):
             found[node] = mask
     return found
 
 
 def _is_count(node: fx.Node) -> bool:
     """Context values of a logical dispatch are no rows."""
+    if role_of(node) is not Role.GETITEM and node.target not in _SAME_VALUE:
+        return False
     edge = origin(node)
     return edge is not None and role_of(edge[0]) is Role.DISPATCH and edge[1] > 1
 

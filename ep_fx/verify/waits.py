@@ -20,14 +20,8 @@ _WAITS = frozenset(WAIT_OF.values())
 
 @rule("wait", "every asynchronous collective has one wait, through which alone its result is used")
 def wait(facts: Facts) -> Iterator[Violation]:
-    kinds: dict[object, bool] = {}
     for node in facts.nodes:
-        if node.op != "call_function":
-            continue
-        starts = kinds.get(node.target)
-        if starts is None:
-            starts = kinds[node.target] = is_collective(node)
-        if starts:
+        if is_collective(node):
             facts.checked += 1
             yield from _one_wait(node)
     for role in _WAITS:
