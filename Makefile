@@ -42,7 +42,7 @@ mutate: env  ## break 1,000 graphs at random and see which the rules catch; prin
 golden: env  ## rewrite the golden files after a wished change of the graph's text; read the diff
 	$(BIN)/python -m pytest -q -m golden --update-golden $(ARGS)
 
-bench: env  ## step time against eager FSDP2 + EP on 4 local ranks, capture time; ARGS="--pairs 30"
+bench: env  ## step time against eager FSDP2 + EP on 4 local ranks, capture time, rules on 100,000 nodes; ARGS="--pairs 30"
 	$(BIN)/python -m benchmarks $(ARGS)
 
 docs: env  ## regenerate the parts of docs/ that come from the graph

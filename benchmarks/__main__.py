@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import capture_time, step_time
+from benchmarks import capture_time, step_time, verify
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
@@ -13,3 +13,5 @@ if __name__ == "__main__":
     step_time.main(["--pairs", str(options.pairs)])
     print("\nA capture\n")
     capture_time.main([])
+    print("\nRules and passes on large graphs\n")
+    verify.main([])
