@@ -19,8 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from ep_fx.capture import Inputs, refuse_caches
-from ep_fx.graph import Layout, ParallelGraph
-from ep_fx.graph.printer import print_graph
+from ep_fx.graph import Layout, ParallelGraph, format_records, print_graph
 from ep_fx.graph.summary import format_summary, summarise
 from ep_fx.runtime.program import Call, Program, run
 from ep_fx.sharding import as_dtensor, local_shard
@@ -189,16 +188,19 @@ class EPModule(nn.Module):
         Raises:
             RuntimeError: nothing was captured yet.
         """
+        return self._latest().graph
+
+    def _latest(self) -> Program:
         programs = self.programs
         if not programs:
             raise RuntimeError(
                 "nothing is captured yet: run the module once, or pass example_inputs=... to ep_fx.transform"
             )
         joint = [p for p in programs if p.backward is not None]
-        return (joint or programs)[-1].graph
+        return (joint or programs)[-1]
 
     def print_graph(self) -> str:
-        """The graph as stable text."""
+        """The graph as stable text, which `ep_fx.graph.parse_graph` reads back."""
         return print_graph(self.graph)
 
     def visualize(self, path: str | Path) -> Path:
@@ -223,6 +225,10 @@ class EPModule(nn.Module):
     def explain_collectives(self) -> str:
         """The collectives of one step as a table: direction, kind, mesh dimensions, count, bytes a rank."""
         return format_summary(summarise(self.graph))
+
+    def explain_passes(self) -> str:
+        """What each pass did to the graph, as a table: time, nodes added, removed and moved."""
+        return format_records(self._latest().records)
 
     def explain_gradients(self) -> str:
         """For each parameter the sums over ranks that its gradient meets, and its divisor, as a markdown table."""

@@ -95,6 +95,8 @@ def test_a_pass_from_outside_runs_and_its_record_is_kept(mesh: DeviceMesh) -> No
     assert [r.name for r in module.programs[0].records] == [*DEFAULT.split(","), "count-nodes"]
     assert Counting.counts == [2 * len(module.graph.graph.nodes)]
     assert module.graph.provides[-1] == "count-nodes"
+    rows = [line.split()[0] for line in module.explain_passes().splitlines()]
+    assert rows == ["pass", *DEFAULT.split(","), "count-nodes"]
 
 
 def test_options_of_the_pipeline_fix_the_policies_of_the_manifest(mesh: DeviceMesh) -> None:
