@@ -27,7 +27,7 @@ from ep_fx.verify.rule import Violation, rule
 
 _SAME = frozenset(
     {
-        Role.PAD_SHARD, Role.UNPAD_SHARD, Role.ASSEMBLE, Role.DISASSEMBLE, Role.WAIT, Role.SEND_ROWS, Role.PAD_ROWS,
+        Role.PAD_SHARD, Role.UNPAD_SHARD, Role.ASSEMBLE, Role.DISASSEMBLE, Role.WAIT, Role.PAD_ROWS,
     }
 )
 """What they give is what they are given, elsewhere or in another form."""
@@ -117,6 +117,7 @@ class Numbers:
         self._numbers: dict[fx.Node, Any] = {}
         self._states: dict[Memory, int] = {}
         self._drawn: dict[int, int] = {}
+        self._packed: dict[Any, Any] = {}
         kinds: dict[Any, _Kind] = {}
         for node in facts.nodes:
             if node.op != "call_function":
@@ -187,9 +188,13 @@ class Numbers:
     def _exchange(self, node: fx.Node, kind: _Kind) -> Any:
         """Rows of a region travel as they are; what else is exchanged becomes something new."""
         value = arg(node, 0)
-        if isinstance(value, fx.Node) and role_of(value) in (Role.SEND_ROWS, Role.UNGROUP):
-            return self._numbers.get(value, 17)
-        return self._call(node, kind)
+        packed = self._packed.get(value) if isinstance(value, fx.Node) else None
+        return self._call(node, kind) if packed is None else packed
+
+    def _pack(self, node: fx.Node, kind: _Kind) -> Any:
+        """Rows made ready for an exchange, which alone makes rows of them again."""
+        self._packed[node] = self._rows(node, kind) if kind.role is Role.UNGROUP else self._same(node, kind)
+        return hash((19, self._packed[node]))
 
     def _list(self, node: fx.Node, _: _Kind) -> Any:
         value = arg(node, 0)
@@ -239,6 +244,8 @@ _SPECIAL: dict[Role, Callable[[Numbers, fx.Node, _Kind], Any]] = {
     **dict.fromkeys(_LISTS, Numbers._list),
     **dict.fromkeys(_ROWS, Numbers._rows),
     **dict.fromkeys(_FIELDS, Numbers._context),
+    Role.SEND_ROWS: Numbers._pack,
+    Role.UNGROUP: Numbers._pack,
     Role.EXCHANGE: Numbers._exchange,
     Role.GETITEM: Numbers._getitem,
     Role.RESHARD: lambda *_: 0,

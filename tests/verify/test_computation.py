@@ -125,6 +125,11 @@ def a_buffer_updated_by_another_number(step: Step) -> None:
 
 
 @broken()
+def rows_that_never_left(step: Step) -> None:
+    step["dispatch_end"].replace_input_with(step["dispatch_wait"], step["dispatch_send"])
+
+
+@broken()
 def counts_of_nobody(step: Step) -> None:
     counts = next(n for n in step.fx.nodes if n.target is dispatch_context)
     with step.before(counts):
