@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import sympy
@@ -50,9 +50,11 @@ class Fakes:
 
     Args:
         device: device of values that name none.
+        hints: sizes of symbols; one that is not among them gets a prime of its own.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, hints: Mapping[str, int] | None = None) -> None:
+        self._given = dict(hints or {})
         self.env = _Env()
         self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=self.env)
         self._device = torch.device(device)
@@ -143,7 +145,8 @@ class Fakes:
         return self._symbols[name]
 
     def _backed(self, name: str) -> sympy.Expr:
-        hint = _FIRST_HINT if not self._hints else sympy.nextprime(max(self._hints.values()))
+        taken = [_FIRST_HINT - 1, *self._given.values(), *self._hints.values()]
+        hint = self._given.get(name) or sympy.nextprime(max(taken))
         symbol = self.env.create_symbol(int(hint), ConstantSource(name), dynamic_dim=DimDynamic.DYNAMIC)
         self._hints[symbol] = int(hint)
         return symbol

@@ -109,6 +109,7 @@ class Head:
     Args:
         nodes: number of nodes of the graph.
         device: device of its values.
+        sizes: with which symbols were traced.
         outputs: number of outputs that are due.
         mesh: with the texts of the groups as their names.
         provides: passes that ran.
@@ -118,6 +119,7 @@ class Head:
 
     nodes: int | None = None
     device: str = "cpu"
+    sizes: dict[str, int] = field(default_factory=dict)
     outputs: int = 0
     mesh: MeshSpec = field(default_factory=lambda: MeshSpec({}, {}))
     provides: tuple[str, ...] = ()
@@ -133,7 +135,7 @@ class Head:
         word, _, rest = line.partition(" ")
         reader = getattr(self, f"_{word}", None)
         if reader is None:
-            raise ValueError("expected graph, mesh, groups, passes, policy, unit or region")
+            raise ValueError("expected graph, sizes, mesh, groups, passes, policy, unit or region")
         reader(rest)
 
     def _graph(self, text: str) -> None:
@@ -141,6 +143,9 @@ class Head:
         if match is None:
             raise ValueError("expected 'graph of .. nodes on .. : .. forward, .. backward; returns .. outputs'")
         self.nodes, self.device, self.outputs = int(match[1]), match[2] or "cpu", int(match[3])
+
+    def _sizes(self, text: str) -> None:
+        self.sizes = {name: int(size) for name, size in re.findall(r"\b(s\d+)=(\d+)", text)}
 
     def _mesh(self, text: str) -> None:
         sizes = {dim: int(size) for dim, size in re.findall(r"(\w+) (\d+)(?= x |,)", text)}

@@ -111,7 +111,7 @@ class _Parser:
 
     def _begin(self, section: Callable[[str], None]) -> None:
         if self._section == self._head.read:
-            self._fakes = Fakes(self._head.device)
+            self._fakes = Fakes(self._head.device, self._head.sizes)
             self._groups = GroupTexts(self._head.mesh)
         self._section = section
 

@@ -87,6 +87,9 @@ class GraphText:
             f"graph of {plural(len(nodes), 'node')}{where}: {len(nodes) - backward} forward, {backward} backward; "
             f"returns {plural(manifest.num_outputs, 'output')}"
         ]
+        if self.types and self.symbols.hints:
+            sizes = ", ".join(f"{name}={hint}" for name, hint in self.symbols.hints.items())
+            lines.append(f"sizes {sizes} in the trace")
         lines += fact_lines(manifest, self.graph.provides)
         for unit, members in manifest.units.items():
             size = bytes_text(sum(p.full_bytes for p in members))

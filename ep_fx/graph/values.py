@@ -53,6 +53,7 @@ class SymbolNames:
         self._counts = {"s": 0, "u": 0}
         self._texts: dict[Size, str] = {}
         self._strides: dict[tuple[Size, ...], str] = {}
+        self._env: Any = None
         self.device: torch.device | None = None
         """Device of the first tensor."""
         for node in nodes:
@@ -60,6 +61,12 @@ class SymbolNames:
             self.type(value)
             if self.device is None and isinstance(value, torch.Tensor):
                 self.device = value.device
+
+    @property
+    def hints(self) -> dict[str, int]:
+        """The size with which each symbol of an input was traced; symbols that the trace found equal have the same."""
+        known = self._env.backed_var_to_val if self._env is not None else {}
+        return {str(new): int(known[old]) for old, new in self._names.items() if old in known}
 
     def rename(self, size: Size) -> Size:
         """`size` with renumbered symbols."""
@@ -75,6 +82,8 @@ class SymbolNames:
 
     def size(self, size: Any) -> str:
         """Text of one dimension."""
+        if isinstance(size, torch.SymInt) and self._env is None:
+            self._env = size.node.shape_env
         value = size if isinstance(size, sympy.Expr) else expression(size)
         if isinstance(value, int):
             return str(value)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing import FileCheck
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ep_fx
@@ -31,7 +32,9 @@ from ep_fx.graph import (
 from ep_fx.passes import default_pipeline
 from ep_fx.verify import verify
 from tests.capturing import captured
+from tests.hf.cases import everything
 from tests.models.hand_moe import HandMoE, tokens_for
+from tests.models.hf import tiny_hf
 from tests.models.tiny_moe import TinyMoE, token_ids
 from tests.verify.builder import Step
 from tests.verify.test_valid import VARIANTS
@@ -80,6 +83,14 @@ def test_captured_graphs_before_and_after_every_pass(mesh: DeviceMesh) -> None:
         round_trip(record.before)
     parsed = round_trip(graph, types=True)
     assert parsed.manifest.computation == graph.manifest.computation
+
+
+def test_a_graph_of_transformers_whose_sizes_are_tied(mesh: DeviceMesh) -> None:
+    """Ids, mask and labels have symbols of their own; that they agree shows in the sizes of the trace."""
+    inputs = everything(0, 2, 8)
+    module = ep_fx.transform(tiny_hf("mixtral", num_hidden_layers=1), mesh, example_kwargs=inputs)
+    parsed = round_trip(module.graph, types=True)
+    FileCheck().check_regex(r"^sizes s0=(\d+), s1=(\d+), ").run(print_graph(parsed).split("\n")[1])
 
 
 def test_a_forward_only_graph(mesh: DeviceMesh) -> None:
@@ -237,7 +248,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "policy name": ("grad_reduce=mean", "grad_scale=mean", "no policy 'grad_scale'"),
     "layout": ("dim 0 cut 4 x 2", "dim 0 cut 4 by 2", "expected 'DTYPE\\[shape\\], dim"),
     "region": ("region block.experts: 4 experts", "region block.experts: experts", "expected 'region NAME"),
-    "heading": ("mesh ", "mush ", "expected graph, mesh, groups"),
+    "heading": ("mesh ", "mush ", "expected graph, sizes, mesh, groups"),
     "cut": ("  %relu = ", "# %relu = ", "no value %relu above"),
     "one line less": ("  ep_fx.reshard([%p0.full])", "# ", "the text says it has .* nodes, but shows"),
     "no return": ("  return [%mm_1]", "  # ", "it is not a whole graph"),
