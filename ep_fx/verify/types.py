@@ -13,6 +13,7 @@ from typing import Any, cast
 import sympy
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -31,6 +32,7 @@ def types(facts: Facts) -> Iterator[Violation]:
     names: dict[sympy.Symbol, sympy.Expr] = {}
     with ExitStack() as stack:
         stack.enter_context(mode)
+        stack.enter_context(enable_python_dispatcher())  # without it composite kernels read sizes, and specialise
         if mode.shape_env is not None:
             stack.enter_context(mode.shape_env.ignore_fresh_unbacked_symbols())
             stack.enter_context(mode.shape_env.suppress_guards())
