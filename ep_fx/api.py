@@ -7,6 +7,7 @@ capture -> passes, each verified -> split -> emit
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -29,9 +30,19 @@ from ep_fx.capture import (
     top_k_of,
     trace_joint,
 )
-from ep_fx.config import Options, Plan, check_degrees, check_passes, check_plan, mesh_sizes, with_policies
+from ep_fx.config import (
+    Options,
+    Plan,
+    check_degrees,
+    check_examples,
+    check_passes,
+    check_plan,
+    mesh_sizes,
+    with_policies,
+)
 from ep_fx.graph import Layout, Manifest, MeshSpec, ParallelGraph, ParameterSpec, Pass, PassManager, split
 from ep_fx.graph.fingerprint import collective_lines, parameter_lines
+from ep_fx.graph.pipeline import print_pipeline
 from ep_fx.passes import default_pipeline, pipeline_of
 from ep_fx.runtime import EPModule, Program
 from ep_fx.sharding import agree, find_units, make_layout, mesh_spec, shard_parameter
@@ -41,6 +52,9 @@ from ep_fx.verify.computation import computation
 
 _CAPTURE = threading.RLock()
 """Held during a capture, which enters the experts in transformers' registry for its time: one at a time."""
+
+_CONSUMED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""Models whose weights a transform has taken."""
 
 
 def transform(
@@ -65,7 +79,7 @@ def transform(
 
     Args:
         model: any `nn.Module`; its parameters may be on the meta device.
-        mesh: dimensions a subset of ``replicate, fsdp, ep, tp`` in this order.
+        mesh: dimensions a subset of ``replicate, fsdp, ep`` in this order (and ``tp`` of size 1).
         example_inputs, example_kwargs: capture now, for the structure of these inputs; else at the first forward.
         plan: module-path pattern (fnmatch) to `ExpertParallel()`; None: all experts that are recognised, at least
             one when ``ep`` > 1; ``{}``: none, on purpose.
@@ -87,19 +101,19 @@ def transform(
             path and what would be accepted. Raised on every rank, before any process group is made.
         PassError: a pass broke a rule.
     """
-    passes = default_pipeline() if pipeline is None else pipeline_of(pipeline)
-    options = Options(plan, reshard_after_forward, expert_reshard, units, grad_reduce, dynamic, verify)
-    options = with_policies(options, passes)
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     sizes = mesh_sizes(mesh)
-    check_plan(plan, sizes)
     try:
+        passes = default_pipeline() if pipeline is None else pipeline_of(pipeline)
+        options = Options(plan, reshard_after_forward, expert_reshard, units, grad_reduce, dynamic, verify)
+        options = with_policies(options, passes)
+        check_examples(example_inputs, example_kwargs)
+        check_plan(plan, sizes)
         planned = _plan(model, sizes, options, passes)
     except (TypeError, ValueError) as error:  # a rank that alone has it must not leave the others waiting
         agree(mesh, "models", [f"{type(error).__name__}: {error}"])
         raise
-    agree(mesh, "models", planned.lines())
+    agree(mesh, "models", [*planned.lines(), f"pipeline {print_pipeline(passes)}", f"options {options}"])
+    _CONSUMED.add(model)
     compiler = _Compiler(model, torch.device(mesh.device_type), planned, mesh_spec(mesh, sizes), options, passes)
     module = EPModule(model, _shard(model, planned.layouts, mesh), planned.layouts, mesh, compiler)
     if example_inputs is not None or example_kwargs is not None:
@@ -139,6 +153,13 @@ class _Plan:
 
 def _plan(model: nn.Module, sizes: dict[str, int], options: Options, passes: Sequence[Pass]) -> _Plan:
     ep = sizes.get("ep", 1)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if model in _CONSUMED:
+        raise ValueError(
+            f"this {type(model).__name__} was transformed before, which consumed it: its weights live in the first "
+            "module; make the model anew"
+        )
     _check_parameters(model)
     experts = find_experts(model, options.plan, ep)
     for item in experts:

@@ -162,3 +162,16 @@ def check_plan(plan: Plan | None, sizes: Mapping[str, int]) -> None:
             f"plan splits {list(plan)} over the mesh dimension 'ep', but the mesh has only {list(sizes)}; add 'ep' "
             "(size 1 will do), or leave plan out"
         )
+
+
+def check_examples(inputs: object, kwargs: object) -> None:
+    """Checks the form of example inputs.
+
+    Raises:
+        TypeError: not a tuple of positional arguments, or not a dict of keyword arguments.
+    """
+    if inputs is not None and not isinstance(inputs, tuple):
+        got = type(inputs).__name__
+        raise TypeError(f"example_inputs must be a tuple of positional arguments, e.g. (ids,), got {got}")
+    if kwargs is not None and not isinstance(kwargs, dict):
+        raise TypeError(f"example_kwargs must be a dict of keyword arguments, got {type(kwargs).__name__}")

@@ -35,9 +35,16 @@ class ParameterUses:
         self.parents: dict[fx.Node, fx.Node] = {}
         """What each of these, the placeholders apart, is made from."""
         self.readers: dict[tuple[str, Phase], list[fx.Node]] = {}
+        """Who reads a parameter, a view or a cast of it, and so must be redirected to a gathered value."""
+        self._casts: set[fx.Node] = set()
+        """Derived nodes with a cast on their way: they have memory of their own."""
+        self._spans: dict[tuple[str, Phase], list[fx.Node]] = {}
+        """Who reads the gathered memory itself."""
+        self._recomputed: set[fx.Node] = set()
         for node in graph:
             self._derive(node)
-        unread = self._unread_views(graph) if graph.manifest.reshard_after_forward else set()
+        self._recomputes = graph.manifest.reshard_after_forward
+        unread = self._unread_views(graph) if self._recomputes else set()
         for node in graph:
             if node.op != "output" and node not in unread:
                 self._note(node)
@@ -47,6 +54,17 @@ class ParameterUses:
         phase = Phase.BACKWARD if is_backward(node) else Phase.FORWARD
         for name in sources:
             self.readers.setdefault((name, phase), []).append(node)
+        for name in {self.derived[a] for a in node.all_input_nodes if a in self.derived and self._touches(node, a)}:
+            self._spans.setdefault((name, phase), []).append(node)
+
+    def _touches(self, node: fx.Node, source: fx.Node) -> bool:
+        """Whether `node`, through `source`, needs the gathered memory; a cast needs it only where it is made."""
+        if source not in self._casts:
+            return True
+        if not self._recomputes or not is_backward(node) or is_backward(source) or source in self._recomputed:
+            return False
+        self._recomputed.add(source)  # backward makes this cast anew before its first reader
+        return True
 
     def _unread_views(self, graph: ParallelGraph) -> set[fx.Node]:
         """Forward views and casts that only backward reads: it computes them again, so forward needs them not."""
@@ -62,10 +80,12 @@ class ParameterUses:
         if len(inputs) == 1 and inputs[0] in self.derived and (alias_sources(node) or node.target in _CASTS):
             self.derived[node] = self.derived[inputs[0]]
             self.parents[node] = inputs[0]
+            if inputs[0] in self._casts or node.target in _CASTS:
+                self._casts.add(node)
 
     def span(self, parameter: ParameterSpec, phase: Phase) -> Span | None:
-        """From the first to the last reader of `parameter` in `phase`; None where nobody reads it."""
-        readers = self.readers.get((parameter.name, phase))
+        """From the first to the last reader of the gathered `parameter` in `phase`; None where nobody reads it."""
+        readers = self._spans.get((parameter.name, phase))
         return Span(readers[0], readers[-1]) if readers else None
 
     def reads(self, node: fx.Node) -> list[fx.Node]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from ep_fx.graph.aliases import alias_root
 from ep_fx.graph.info import is_backward
 from ep_fx.graph.parallel_graph import ParallelGraph
 
@@ -42,15 +43,21 @@ def split(graph: ParallelGraph) -> Halves:
     nodes = list(graph)
     later = {n for n in nodes if n.op == "call_function" and is_backward(n)}
     crossing = _crossing(graph, nodes, later)
-    mutated = {b.placeholder for b in graph.manifest.buffers if b.mutated}
-    saved = [n for n in crossing if n.op != "placeholder" or n.target in mutated]
+    copied = _in_mutated_buffers(graph, crossing)
+    saved = [n for n in crossing if n.op != "placeholder" or n in copied]
     direct = [n for n in crossing if n not in set(saved)]
-    forward = _forward(graph, nodes, later, saved)
+    forward = _forward(graph, nodes, later, saved, copied)
     if not graph.manifest.tangents:
         return Halves(forward, None, [], [])
     return Halves(
         forward, _backward(graph, nodes, later, saved, direct), [n.name for n in saved], [n.name for n in direct]
     )
+
+
+def _in_mutated_buffers(graph: ParallelGraph, values: list[fx.Node]) -> set[fx.Node]:
+    """Those of `values` that share memory with a buffer that forward updates: the next forward would change them."""
+    mutated = {b.placeholder for b in graph.manifest.buffers if b.mutated}
+    return {n for n in values if mutated and any(root.target in mutated for root in alias_root(n))}
 
 
 def _crossing(graph: ParallelGraph, nodes: list[fx.Node], later: set[fx.Node]) -> list[fx.Node]:
@@ -65,15 +72,15 @@ def _crossing(graph: ParallelGraph, nodes: list[fx.Node], later: set[fx.Node]) -
     return list(found)
 
 
-def _forward(graph: ParallelGraph, nodes: list[fx.Node], later: set[fx.Node], saved: list[fx.Node]) -> fx.Graph:
+def _forward(
+    graph: ParallelGraph, nodes: list[fx.Node], later: set[fx.Node], saved: list[fx.Node], copied: set[fx.Node]
+) -> fx.Graph:
     half, env = fx.Graph(), dict[fx.Node, fx.Node]()
     tangents = set(graph.manifest.tangents)
     for node in nodes:
         if node.op != "output" and node not in later and node.target not in tangents:
             env[node] = half.node_copy(node, env.__getitem__)
-    kept = [
-        half.call_function(torch.ops.aten.clone.default, (env[n],)) if n.op == "placeholder" else env[n] for n in saved
-    ]
+    kept = [half.call_function(torch.ops.aten.clone.default, (env[n],)) if n in copied else env[n] for n in saved]
     outputs = fx.node.map_arg(graph.outputs, env.__getitem__)
     half.output((outputs, tuple(kept)))
     return half

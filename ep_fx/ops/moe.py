@@ -13,18 +13,29 @@ class _Region(NamedTuple):
     name: str
     ep_size: int
     num_experts: int | None
+    calls: list[int]
 
 
-_EAGER = _Region("eager", 1, None)
+_EAGER = _Region("eager", 1, None, [])
 _CURRENT: ContextVar[_Region | None] = ContextVar("ep_fx_region", default=None)
 
 
 @contextmanager
 def region(name: str, ep_size: int, num_experts: int) -> Iterator[None]:
-    """While open, `moe` belongs to the experts called `name`, split over `ep_size` ranks."""
-    token = _CURRENT.set(_Region(name, ep_size, num_experts))
+    """While open, `moe` belongs to the experts called `name`, split over `ep_size` ranks.
+
+    Raises:
+        ValueError: `moe` was not called exactly once.
+    """
+    calls: list[int] = []
+    token = _CURRENT.set(_Region(name, ep_size, num_experts, calls))
     try:
         yield
+        if len(calls) != 1:
+            raise ValueError(
+                f"{name}: the function given to ep_fx.register_experts must call ep_fx.moe once, it called it "
+                f"{len(calls)} times; without it every rank would use its own experts only"
+            )
     finally:
         _CURRENT.reset(token)
 
@@ -51,7 +62,7 @@ def moe(
     Raises:
         ValueError: shapes that do not fit, or another `num_experts` than the module's.
     """
-    name, ep_size, declared = _CURRENT.get() or _EAGER
+    name, ep_size, declared, calls = _CURRENT.get() or _EAGER
     if x.dim() != 2 or topk_ids.dim() != 2 or topk_ids.shape != topk_weights.shape:
         raise ValueError(
             f"moe: expected x [T, D], topk_ids and topk_weights [T, K], got {tuple(x.shape)}, {tuple(topk_ids.shape)} "
@@ -59,6 +70,8 @@ def moe(
         )
     if declared is not None and declared != num_experts:
         raise ValueError(f"{name}: moe was called with num_experts {num_experts}, the module has {declared}")
+    if declared is not None:
+        calls.append(num_experts)
     ops = torch.ops.ep_fx
     rows, counts, order = ops.permute(x, topk_ids, num_experts)
     routed, _, counts, indices, splits = ops.dispatch(rows, counts, None, ep_size, name)

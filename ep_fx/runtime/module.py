@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
+import warnings
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any, cast
@@ -28,6 +29,7 @@ from ep_fx.verify.reduction_table import format_reductions, reduction_table
 
 Compile = Callable[[Inputs, bool, bool], Program]
 _MAX_CAPTURES = 8
+_MANY_CAPTURES = 16
 
 
 class EPModule(nn.Module):
@@ -48,6 +50,7 @@ class EPModule(nn.Module):
     _programs: dict[Hashable, list[Program]]
     _lock: threading.RLock
     _names: list[str]
+    _dtypes: dict[str, torch.dtype]
     _twins: list[tuple[nn.Module, nn.Module]]
 
     def __init__(
@@ -68,6 +71,7 @@ class EPModule(nn.Module):
             "_programs": {},
             "_lock": threading.RLock(),
             "_names": list(layouts),
+            "_dtypes": {name: parameters[name].dtype for name in layouts},
             "_twins": [(self.get_submodule(path), module) for path, module in template.named_modules()],
         }
         for name, value in hidden.items():
@@ -107,12 +111,10 @@ class EPModule(nn.Module):
         buffers = dict(self.named_buffers())
         with torch.no_grad():
             local = [cast(DTensor, p).to_local() for p in parameters]
-            values = (
-                *local,
-                *(buffers[b.name] for b in program.graph.manifest.buffers),
-                *(x.detach() for x in inputs.tensors),
-            )
-        return run(program, Call(values, self._rewrap, self._lock), parameters, inputs.tensors)
+            read = [buffers[b.name] for b in program.graph.manifest.buffers]
+            values = (*local, *read, *(x.detach() for x in inputs.tensors))
+        holders = (*parameters, *read, *inputs.tensors)
+        return run(program, Call(values, holders, self._rewrap, self._lock), parameters, inputs.tensors)
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Captures for the structure of these inputs now, without running; raises what forward would."""
@@ -124,6 +126,13 @@ class EPModule(nn.Module):
 
     def _ordered(self) -> list[nn.Parameter]:
         found = dict(self.named_parameters())
+        for name, dtype in self._dtypes.items():
+            if found[name].dtype is not dtype or found[name].device.type != self._mesh.device_type:
+                raise ValueError(
+                    f"parameter {name!r} is {found[name].dtype} on {found[name].device}, the graph was made for "
+                    f"{dtype} on {self._mesh.device_type!r}; convert the model before ep_fx.transform, and after a "
+                    "transform from the meta device call to_empty(device=...) and load the state"
+                )
         return [found[name] for name in self._names]
 
     def _rewrap(self, gradient: torch.Tensor, index: int) -> torch.Tensor:
@@ -159,6 +168,12 @@ class EPModule(nn.Module):
             if violation is not None:
                 raise ValueError(f"the model's forward ties sizes together that these inputs do not: {violation}")
             known.append(program)
+            if len(self.programs) == _MANY_CAPTURES:
+                warnings.warn(
+                    f"{_MANY_CAPTURES} captures of one module: numbers among its arguments are part of the graph, so "
+                    "pass what changes from call to call as a tensor",
+                    stacklevel=2,
+                )
             return program
 
     def _pass_flags_on(self) -> None:
@@ -174,6 +189,12 @@ class EPModule(nn.Module):
         device = self._mesh.device_type
         autocast = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
         return inputs.structure, training, frozen, gradients, autocast
+
+    def __getstate__(self) -> Any:
+        raise TypeError(
+            "a transformed module cannot be copied or pickled: it holds process groups and compiled graphs; save its "
+            "state_dict(), and transform a new model to load it"
+        )
 
     # -- looking ---------------------------------------------------------------------------------------------------
     @property

@@ -60,11 +60,13 @@ class Call:
 
     Args:
         values: parameters (local shards), buffers, inputs.
+        holders: the same tensors as the user holds them; a write in place to a DTensor shows in its own version only.
         rewrap: local gradient and parameter index to the gradient of the parameter as the user holds it.
         lock: held while a graph runs, so that the collectives of two threads do not interleave.
     """
 
     values: tuple[torch.Tensor, ...]
+    holders: tuple[torch.Tensor, ...]
     rewrap: Rewrap
     lock: threading.RLock | Any
 
@@ -97,6 +99,7 @@ class _Run(torch.autograd.Function):
         # an output that is also saved would keep its own autograd node alive: a cycle no collector sees
         ctx.saved = [x.detach() if id(x) in owned else x for x in saved]
         ctx.program, ctx.call = program, call
+        ctx.versions = _versions(_kept(program, call, ctx.saved))
         wanted = set(program.graph.manifest.differentiable)
         ctx.mark_non_differentiable(*(x for i, x in enumerate(outputs) if i not in wanted))
         return tuple(outputs)
@@ -111,6 +114,7 @@ class _Run(torch.autograd.Function):
                 "supported"
             )
         program, call, saved = ctx.program, ctx.call, ctx.saved
+        _refuse_changed(program, ctx.versions, _versions(_kept(program, call, saved)))
         ctx.saved = ctx.call = None
         manifest = program.graph.manifest
         tangents = [gradients[i].contiguous() for i in manifest.differentiable]
@@ -122,3 +126,43 @@ class _Run(torch.autograd.Function):
         indices = [i for i, p in enumerate(manifest.parameters) if p.trainable]
         wrapped = [call.rewrap(g, i) for g, i in zip(found, indices, strict=True)]
         return (None, None, *wrapped, *inputs)
+
+
+def _kept(program: Program, call: Call, saved: Sequence[Any]) -> list[Any]:
+    """Everything from forward that backward reads: saved values, then parameters, buffers and inputs."""
+    return [*saved, *(call.holders[i] for i in program.backward_inputs if i < len(call.holders))]
+
+
+def _versions(values: Sequence[Any]) -> list[int | None]:
+    """How often each tensor was written in place, as autograd counts it."""
+    return [x._version if isinstance(x, torch.Tensor) and not x.is_inference() else None for x in values]
+
+
+def _refuse_changed(program: Program, then: Sequence[int | None], now: Sequence[int | None]) -> None:
+    """What autograd does for its own saved tensors.
+
+    Raises:
+        RuntimeError: something that backward reads was written in place after forward.
+    """
+    changed = [index for index, (a, b) in enumerate(zip(then, now, strict=True)) if a != b]
+    if not changed:
+        return
+    manifest, first = program.graph.manifest, changed[0] - (len(then) - len(_placeholders(program)))
+    what = "an output of the module, or a value that shares its memory"
+    if first >= 0:
+        what = _placeholders(program)[first]
+    raise RuntimeError(
+        f"{what} was written in place between forward and backward, which needs its old value ({len(changed)} such); "
+        f"clone it before you change it. Inputs of this module: {list(manifest.inputs)}"
+    )
+
+
+def _placeholders(program: Program) -> list[str]:
+    """Names of the parameters, buffers and inputs that backward reads."""
+    manifest = program.graph.manifest
+    names = [
+        *(f"parameter {p.name}" for p in manifest.parameters),
+        *(f"buffer {b.name}" for b in manifest.buffers),
+        *(f"input {name.removeprefix('input_')}" for name in manifest.inputs),
+    ]
+    return [names[i] for i in program.backward_inputs if i < len(names)]
