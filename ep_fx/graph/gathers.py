@@ -128,9 +128,13 @@ class Gathers:
             return
         if not self._aliases.is_shared(node):
             return
-        owners = dict.fromkeys(g for memory in self._aliases.memory(node) for g in self._by_memory.get(memory, ()))
+        memory = self._aliases.memory(node)
+        if len(memory) == 1:
+            owners = self._by_memory.get(memory[0], ())
+        else:
+            owners = tuple(dict.fromkeys(g for place in memory for g in self._by_memory.get(place, ())))
         if owners:
-            self.holders[node] = tuple(owners)
+            self.holders[node] = owners
 
     def _note(self, node: fx.Node, role: Role, value: fx.Node) -> None:
         """Enters `node`, which reads `value`, in the gathers whose memory that is."""

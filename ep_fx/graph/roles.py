@@ -70,7 +70,7 @@ def target_name(node: fx.Node) -> str:
     return getattr(node.target, "__name__", str(node.target))
 
 
-class _Kind(NamedTuple):
+class Kind(NamedTuple):
     """What follows from a target."""
 
     role: Role
@@ -79,12 +79,13 @@ class _Kind(NamedTuple):
     target: Any
 
 
-_KINDS: dict[int, _Kind] = {}
+_KINDS: dict[int, Kind] = {}
 """Kinds of operators met so far, by identity, since the hash of an operator is a call. The operator is kept, so that no
 other object can take its place in memory."""
 
 
-def _kind(node: fx.Node) -> _Kind:
+def kind_of(node: fx.Node) -> Kind:
+    """What follows from the target of `node`."""
     known = _KINDS.get(id(node.target))
     if known is not None:
         return known
@@ -92,7 +93,7 @@ def _kind(node: fx.Node) -> _Kind:
     role = _BY_NAME.get(name, Role.OTHER)
     collective = name.startswith("_c10d_functional") and not name.endswith("wait_tensor")
     mutates = isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
-    kind = _Kind(role, role in COLLECTIVES or collective, mutates, target)
+    kind = Kind(role, role in COLLECTIVES or collective, mutates, target)
     if isinstance(target, torch._ops.OpOverload) or target is operator.getitem:
         _KINDS[id(target)] = kind
     return kind
@@ -100,17 +101,17 @@ def _kind(node: fx.Node) -> _Kind:
 
 def role_of(node: fx.Node) -> Role:
     """The role of `node`, from its target alone."""
-    return _kind(node).role
+    return kind_of(node).role
 
 
 def is_collective(node: fx.Node) -> bool:
     """Whether `node` starts a collective, of this dialect or of torch's."""
-    return _kind(node).is_collective
+    return kind_of(node).is_collective
 
 
 def is_mutation(node: fx.Node) -> bool:
     """Whether `node` writes one of its arguments in place."""
-    return _kind(node).is_mutation
+    return kind_of(node).is_mutation
 
 
 def is_effect(node: fx.Node) -> bool:

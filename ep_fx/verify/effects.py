@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from ep_fx.graph import Role, is_mutation, role_of
 from ep_fx.graph.effects import written_by
 from ep_fx.verify.facts import Facts
 from ep_fx.verify.rule import Violation, rule
@@ -27,8 +26,7 @@ def _buffers(facts: Facts) -> Iterator[Violation]:
     facts.checked += len(due)
     written = {
         memory[0].target
-        for node in facts.nodes
-        if node.op == "call_function" and is_mutation(node) and role_of(node) is not Role.RESHARD
+        for node in facts.writers
         for value in written_by(node)
         for memory in facts.aliases.memory(value)
     }

@@ -10,10 +10,11 @@ from typing import Any
 
 from torch import fx
 
-from ep_fx.graph import ParallelGraph, ParameterSpec, Role, role_of
+from ep_fx.graph import ParallelGraph, ParameterSpec, Role
 from ep_fx.graph.aliases import Aliases
 from ep_fx.graph.gathers import Gathers
 from ep_fx.graph.phases import Boundary, boundary, tangent_dependents
+from ep_fx.graph.roles import kind_of
 from ep_fx.verify.reductions import GradientPath, due_dims, gradient_path
 from ep_fx.verify.regions import Regions
 
@@ -42,17 +43,53 @@ class Facts:
         return list(self.graph)
 
     @cached_property
+    def _placed(self) -> tuple[dict[fx.Node, int], list[tuple[fx.Node, fx.Node]]]:
+        position: dict[fx.Node, int] = {}
+        misplaced = []
+        for index, node in enumerate(self.nodes):
+            for source in node._input_nodes:
+                if source not in position:
+                    misplaced.append((source, node))
+            position[node] = index
+        return position, misplaced
+
+    @cached_property
     def position(self) -> dict[fx.Node, int]:
         """Place of each node."""
-        return {node: index for index, node in enumerate(self.nodes)}
+        return self._placed[0]
+
+    @cached_property
+    def misplaced(self) -> list[tuple[fx.Node, fx.Node]]:
+        """(source, reader) of each edge whose source does not stand before its reader."""
+        return self._placed[1]
+
+    @cached_property
+    def _sorted(self) -> tuple[dict[Role, list[fx.Node]], list[fx.Node], list[fx.Node]]:
+        by_role: dict[Role, list[fx.Node]] = {role: [] for role in Role}
+        collectives, writers = [], []
+        for node in self.nodes:
+            role, is_collective, is_mutation, _ = kind_of(node)
+            by_role[role].append(node)
+            if is_collective:
+                collectives.append(node)
+            if is_mutation and role is not Role.RESHARD:
+                writers.append(node)
+        return by_role, collectives, writers
 
     @cached_property
     def by_role(self) -> dict[Role, list[fx.Node]]:
         """Nodes of each role, in order."""
-        found: dict[Role, list[fx.Node]] = {role: [] for role in Role}
-        for node in self.nodes:
-            found[role_of(node)].append(node)
-        return found
+        return self._sorted[0]
+
+    @cached_property
+    def collectives(self) -> list[fx.Node]:
+        """Nodes that start a collective, of this dialect or of torch's, in order."""
+        return self._sorted[1]
+
+    @cached_property
+    def writers(self) -> list[fx.Node]:
+        """Nodes that write an argument in place, in order; frees are none."""
+        return self._sorted[2]
 
     @cached_property
     def dependents(self) -> set[fx.Node]:
@@ -103,7 +140,7 @@ class Facts:
     def parameters_in(self) -> dict[fx.Node, dict[str, ParameterSpec]]:
         """Nodes that are computed from nothing but parameters and constants, and from which parameters."""
         found: dict[fx.Node, dict[str, ParameterSpec]] = {}
-        found.update((node, {spec.name: spec}) for node, spec in self.placeholders.items())
+        found.update((node, self._alone[spec.name]) for node, spec in self.placeholders.items())
         for node in self.nodes:
             for source in node._input_nodes:
                 if source not in found:
@@ -115,11 +152,17 @@ class Facts:
                     found[node] = _NO_PARAMETERS
         return found
 
+    @cached_property
+    def _alone(self) -> dict[str, dict[str, ParameterSpec]]:
+        return {spec.name: {spec.name: spec} for spec in self.manifest.parameters}
+
     def _parameters_of_pure(
         self, node: fx.Node, found: dict[fx.Node, dict[str, ParameterSpec]]
     ) -> dict[str, ParameterSpec]:
         gathers = self.gathers.holders.get(node)
         if gathers is not None:
+            if len(gathers) == 1 and gathers[0].parameter is not None:
+                return self._alone[gathers[0].parameter.name]
             return {g.parameter.name: g.parameter for g in gathers if g.parameter is not None}
         inputs = list(node._input_nodes)
         if len(inputs) == 1:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from torch import fx
 
-from ep_fx.graph import ParameterSpec, Role, is_collective, role_of
+from ep_fx.graph import ParameterSpec, Role, role_of
 from ep_fx.graph.zeros import is_zero
 from ep_fx.verify.facts import Facts
 from ep_fx.verify.reading import arg
@@ -120,13 +120,15 @@ def _no_other(facts: Facts, node: fx.Node, reached: set[tuple[fx.Node, int | Non
 def _summed_upstream(facts: Facts) -> dict[fx.Node, fx.Node]:
     """Backward values that some earlier sum over ranks has gone into (over ``tp`` that is the model's own)."""
     found: dict[fx.Node, fx.Node] = {}
+    mesh = facts.manifest.mesh
+    sums = {node for node in facts.collectives if is_reduction(node) and dims_of(node, mesh) != ("tp",)}
     for node in facts.nodes[facts.backward_start :]:
         for source in node._input_nodes:
             if source in found:
                 found[node] = found[source]
                 break
         else:
-            if is_collective(node) and is_reduction(node) and dims_of(node, facts.manifest.mesh) != ("tp",):
+            if node in sums:
                 found[node] = node
     return found
 

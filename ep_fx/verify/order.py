@@ -25,17 +25,13 @@ def order(facts: Facts) -> Iterator[Violation]:
 
 def _data(facts: Facts) -> Iterator[Violation]:
     position, output = facts.position, facts.output
-    for node, here in position.items():
-        for source in node._input_nodes:
-            there = position.get(source, -1)
-            if 0 <= there < here:
-                continue
-            yield Violation(
-                at=node,
-                expected=f"%{source.name} in the list before %{node.name}, which reads it",
-                got=_cycle(facts, source, node) if there >= 0 else f"%{source.name} was erased or is of another graph",
-                remedy="move the reader behind its arguments",
-            )
+    for source, node in facts.misplaced:
+        yield Violation(
+            at=node,
+            expected=f"%{source.name} in the list before %{node.name}, which reads it",
+            got=_cycle(facts, source, node) if source in position else f"%{source.name} is gone, or of another graph",
+            remedy="move the reader behind its arguments",
+        )
     facts.checked += len(position)
     if facts.nodes[-1] is not output:
         yield Violation(output, "the output as last node", f"{node_text(facts.nodes[-1])} follows it", "move it up")

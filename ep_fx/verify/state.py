@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ep_fx.graph import Role, is_mutation, role_of, target_name
+from ep_fx.graph import target_name
 from ep_fx.graph.effects import written_by
 from ep_fx.verify.facts import Facts
 from ep_fx.verify.rule import Violation, rule
@@ -106,9 +106,7 @@ def _first_foreign(value: Any) -> Any:
 
 def _writes(facts: Facts) -> Iterator[Violation]:
     mutable = {b.placeholder for b in facts.manifest.buffers if b.mutated}
-    for node in facts.nodes:
-        if node.op != "call_function" or not is_mutation(node) or role_of(node) is Role.RESHARD:
-            continue
+    for node in facts.writers:
         for value in written_by(node):
             facts.checked += 1
             owners = [m[0] for m in facts.aliases.memory(value)]

@@ -20,10 +20,9 @@ _WAITS = frozenset(WAIT_OF.values())
 
 @rule("wait", "every asynchronous collective has one wait, through which alone its result is used")
 def wait(facts: Facts) -> Iterator[Violation]:
-    for node in facts.nodes:
-        if is_collective(node):
-            facts.checked += 1
-            yield from _one_wait(node)
+    for node in facts.collectives:
+        facts.checked += 1
+        yield from _one_wait(node)
     for role in _WAITS:
         for node in facts.by_role[role]:
             facts.checked += 1
