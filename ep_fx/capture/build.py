@@ -27,9 +27,9 @@ from ep_fx.graph import (
     RegionSpec,
     Role,
     alias_root,
-    is_mutation,
     set_info,
 )
+from ep_fx.graph.effects import written_by
 from ep_fx.graph.zeros import is_zero
 
 aten = torch.ops.aten
@@ -120,8 +120,7 @@ def _complete(
     mutated = {
         root.target
         for node in graph
-        if is_mutation(node)
-        for source in _written(node)
+        for source in written_by(node)
         for root in alias_root(source)
         if root.op == "placeholder"
     }
@@ -154,17 +153,6 @@ def _frozen(parameter: ParameterSpec) -> ParameterSpec:
     return ParameterSpec(
         parameter.name, parameter.placeholder, parameter.dtype, False, parameter.layout, parameter.unit
     )
-
-
-def _written(node: fx.Node) -> list[fx.Node]:
-    schema = node.target._schema  # type: ignore[union-attr]
-    written: list[fx.Node] = []
-    for index, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
-            values = value if isinstance(value, (list, tuple)) else [value]
-            written += [v for v in values if isinstance(v, fx.Node)]
-    return written
 
 
 def _regions(

@@ -50,17 +50,6 @@ READINGS: tuple[Key, ...] = (_by_place, _by_size, _batch_only, _nothing)
 STATIC: Key = _nothing
 
 
-@dataclass(frozen=True)
-class Leaf:
-    """One tensor among the inputs: where it stands, for messages, and the tensor's metadata."""
-
-    path: str
-    dtype: torch.dtype
-    device: torch.device
-    dim: int
-    requires_grad: bool
-
-
 @dataclass
 class Inputs:
     """The flattened inputs of one call: tensors apart from constants."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -59,7 +59,6 @@ class Trace:
     tensor_leaves: list[int]
     differentiable: list[int]
     input_grads: list[int]
-    dropped: list[str] = field(default_factory=list)
 
 
 def trace_joint(
@@ -92,7 +91,7 @@ def trace_joint(
         }
         fake_buffers = {name: torch.empty(b.shape, dtype=b.dtype, device=device) for name, b in buffers.items()}
     tensors, symbols, static = fake_inputs(inputs, mode, key, real_sizes)
-    step = _Step(model, list(fake_parameters), list(fake_buffers), experts, inputs, gradients)
+    step = _Step(model, list(fake_parameters), list(fake_buffers), inputs, gradients)
     flat = (*fake_parameters.values(), *fake_buffers.values(), *tensors)
     with untouched(model), install(experts), without_caches(model), counted_positions(), _tracing(mode, gradients):
         try:
@@ -132,7 +131,6 @@ class _Step:
         model: nn.Module,
         parameters: list[str],
         buffers: list[str],
-        experts: Sequence[Experts],
         inputs: Inputs,
         gradients: bool,
     ) -> None:
@@ -156,7 +154,7 @@ class _Step:
         return (outputs, *self._gradients(outputs, parameters, tensors))
 
     def _read(self, output: Any) -> list[torch.Tensor]:
-        output, self.dropped = drop_caches(output)
+        output, _ = drop_caches(output)
         self.out_leaves, self.out_spec = pytree.tree_flatten(output)
         for leaf in self.out_leaves:
             if not isinstance(leaf, (torch.Tensor, int, float, str, bool, type(None))):
@@ -185,9 +183,9 @@ class _Step:
         filled = [g if g is not None else _zeros(w) for g, w in zip(found, wanted, strict=True)]
         return filled[: len(trained)], filled[len(trained) :]
 
-    def result(self) -> tuple[pytree.TreeSpec, list[Any], list[int], list[int], list[int], list[str]]:
+    def result(self) -> tuple[pytree.TreeSpec, list[Any], list[int], list[int], list[int]]:
         """The fields of `Trace` after the guards."""
-        return self.out_spec, self.out_leaves, self.tensor_leaves, self.differentiable, self.input_grads, self.dropped
+        return self.out_spec, self.out_leaves, self.tensor_leaves, self.differentiable, self.input_grads
 
 
 def _zeros(like: torch.Tensor) -> torch.Tensor:

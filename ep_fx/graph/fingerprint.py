@@ -19,7 +19,7 @@ from ep_fx.graph.manifest import ParameterSpec
 from ep_fx.graph.parallel_graph import ParallelGraph
 from ep_fx.graph.places import group_argument
 from ep_fx.graph.roles import is_collective, target_name
-from ep_fx.graph.texts import group_text, layout_text
+from ep_fx.graph.texts import group_text, parameter_text
 from ep_fx.graph.values import SymbolNames, dtype_text
 
 
@@ -43,9 +43,4 @@ def _sent(node: fx.Node) -> Iterator[fx.Node]:
 
 def parameter_lines(parameters: Iterable[ParameterSpec]) -> list[str]:
     """One line for each parameter, in order: name, dtype, layout, unit, whether it is frozen."""
-    return [_parameter(p) for p in parameters]
-
-
-def _parameter(spec: ParameterSpec) -> str:
-    frozen = "" if spec.trainable else "; frozen"
-    return f"param  {spec.name}: {dtype_text(spec.dtype)} {layout_text(spec.layout)}; unit {spec.unit}{frozen}"
+    return [f"param  {p.name}: {dtype_text(p.dtype)} {parameter_text(p)}" for p in parameters]
