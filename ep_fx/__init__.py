@@ -6,9 +6,9 @@ from ep_fx.check import CheckReport, check
 from ep_fx.ops import DispatchContext
 from ep_fx.ops.moe import moe
 from ep_fx.runtime import EPModule
-from ep_fx.styles import ExpertParallel
+from ep_fx.styles import ExpertParallel, ExpertTensorParallel, TensorParallel
 
 __all__ = [
-    "CheckReport", "DispatchContext", "EPModule", "ExpertParallel", "check", "moe", "nn", "ops", "register_experts",
-    "transform",
+    "CheckReport", "DispatchContext", "EPModule", "ExpertParallel", "ExpertTensorParallel", "TensorParallel", "check",
+    "moe", "nn", "ops", "register_experts", "transform",
 ]

@@ -81,8 +81,8 @@ def transform(
         model: any `nn.Module`; its parameters may be on the meta device.
         mesh: dimensions a subset of ``replicate, fsdp, ep`` in this order (and ``tp`` of size 1).
         example_inputs, example_kwargs: capture now, for the structure of these inputs; else at the first forward.
-        plan: module-path pattern (fnmatch) to `ExpertParallel()`; None: all experts that are recognised, at least
-            one when ``ep`` > 1; ``{}``: none, on purpose.
+        plan: module-path pattern (fnmatch) to a style, `ExpertParallel()`; None: all experts that are recognised,
+            at least one when ``ep`` > 1; ``{}``: none, on purpose.
         reshard_after_forward: free gathered parameters after forward and gather them again in backward.
         expert_reshard: "strict": experts stay gathered from before dispatch to after combine; "early": to last use.
         units: module-path patterns of the FSDP units; None: each block of the longest ModuleList, its experts apart,

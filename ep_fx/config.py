@@ -12,9 +12,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from ep_fx.graph import DATA_DIMS, MESH_DIMS, Pass, check_contracts, print_pipeline
-from ep_fx.styles import ExpertParallel
+from ep_fx.styles import ExpertParallel, ExpertTensorParallel, Style, TensorParallel
 
-Plan = Mapping[str, ExpertParallel]
+Plan = Mapping[str, Style]
+_STYLES = (ExpertParallel, TensorParallel, ExpertTensorParallel)
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,11 @@ class Options:
         if isinstance(self.units, str):
             raise TypeError(f"units must be a sequence of module-path patterns, got the string {self.units!r}")
         if self.plan is not None and not isinstance(self.plan, Mapping):
-            raise TypeError(f"plan must map module-path patterns to ep_fx.ExpertParallel(), got {self.plan!r}")
+            raise TypeError(f"plan must map module-path patterns to styles, ep_fx.ExpertParallel(), got {self.plan!r}")
         for pattern, style in (self.plan or {}).items():
-            if not isinstance(style, ExpertParallel):
-                raise TypeError(f"plan[{pattern!r}] must be an ep_fx.ExpertParallel(), got {style!r}")
+            if not isinstance(style, _STYLES):
+                accepted = ", ".join(f"ep_fx.{cls.__name__}()" for cls in _STYLES)
+                raise TypeError(f"plan[{pattern!r}] must be one of {accepted}, got {style!r}")
 
 
 def with_policies(options: Options, passes: Sequence[Pass]) -> Options:
@@ -155,8 +157,14 @@ def check_plan(plan: Plan | None, sizes: Mapping[str, int]) -> None:
     """Checks that what the plan splits has a mesh dimension to be split over.
 
     Raises:
-        ValueError: the plan names experts and the mesh has no dimension ``ep``.
+        ValueError: a style that splits over ``tp``, or experts named while the mesh has no dimension ``ep``.
     """
+    for pattern, style in (plan or {}).items():
+        if "tp" in style.mesh_dims:
+            raise ValueError(
+                f"plan[{pattern!r}] is {style}, which splits experts over 'tp'; transform does not yet shard over "
+                "'tp', accepted: ep_fx.ExpertParallel()"
+            )
     if plan and "ep" not in sizes:
         raise ValueError(
             f"plan splits {list(plan)} over the mesh dimension 'ep', but the mesh has only {list(sizes)}; add 'ep' "

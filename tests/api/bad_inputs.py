@@ -117,6 +117,7 @@ def arguments(rank: int) -> dict[str, tuple[str, str, int]]:
             "DTensor": lambda: ep_fx.transform(sharded, mesh),
             "plan matches nothing": with_(plan={"*.expert": ep_fx.ExpertParallel()}),
             "plan matches no experts": with_(plan={"router": ep_fx.ExpertParallel()}),
+            "plan over tp": with_(plan={"experts": ep_fx.ExpertTensorParallel()}),
             "plan of text": with_(plan={"experts": "ep"}),
             "plan as list": with_(plan=["experts"]),
             "expert_reshard": with_(expert_reshard="late"),

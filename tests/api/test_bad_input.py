@@ -18,6 +18,7 @@ ARGUMENTS = {
     "DTensor": ("ValueError", "'router.weight' is a DTensor already", "plain model"),
     "plan matches nothing": ("ValueError", "'*.expert' matches no module", "['experts']"),
     "plan matches no experts": ("ValueError", "'router' matches ['router'], which are not experts", "['experts']"),
+    "plan over tp": ("ValueError", "plan['experts'] is ExpertTensorParallel()", "does not yet shard over"),
     "plan of text": ("TypeError", "plan['experts']", "'ep'"),
     "plan as list": ("TypeError", "plan must map", "['experts']"),
     "expert_reshard": ("ValueError", "'strict' or 'early'", "'late'"),
