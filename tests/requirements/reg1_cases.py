@@ -153,7 +153,8 @@ def assert_equals_oracle(case: Case, runs: list[Run]) -> None:
     for rank, run in enumerate(runs):
         output = part_of(case, rank, want.output)
         assert run.output.shape == output.shape
-        worst = max(relative_error(a, b) for a, b in zip(run.output.reshape(-1, DIM), output.reshape(-1, DIM)))
+        tokens = zip(run.output.reshape(-1, DIM), output.reshape(-1, DIM), strict=True)
+        worst = max(relative_error(got, expect) for got, expect in tokens)
         assert worst <= TOLERANCE, f"rank {rank}: a token's output is wrong by {worst:.3g}"
         # Of the mean over ranks a rank's tokens get 1/RANKS of the gradient of its own loss, if they are its own.
         own = part_of(case, rank, want.input_gradient) * (RANKS if case.sliced else 1)
