@@ -78,7 +78,7 @@ def gathered_bytes(parameter: ParameterSpec) -> int:
 
 def _spans(graph: ParallelGraph, nodes: Sequence[fx.Node]) -> list[_Span]:
     position = {node: index for index, node in enumerate(nodes)}
-    gathers = Gathers(nodes, graph.manifest, Aliases(nodes))
+    gathers = Gathers(graph.manifest, Aliases(nodes))
     return [span for gather in gathers.all for span in _spans_of(gather, position)]
 
 

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from ep_fx.graph.table import NodeTable, table_of
+
 UNDECLARED: frozenset[str] = frozenset(
     {
         "_c10d_functional::wait_tensor",
@@ -109,14 +111,16 @@ class Aliases:
         nodes: all nodes, in order; the graph must not change while this object is in use.
     """
 
-    def __init__(self, nodes: Iterable[fx.Node]) -> None:
+    def __init__(self, nodes: Iterable[fx.Node] | NodeTable) -> None:
+        self.table = table_of(nodes)
         self._shared: dict[fx.Node, tuple[Memory, ...]] = {}
         self._elements: dict[fx.Node, tuple[tuple[Memory, ...], ...]] = {}
         self._mirrors: dict[fx.Node, fx.Node] = {}
-        for node in nodes:
-            known = _PLANS.get(id(node.target))
-            if node.op == "call_function" and (known is None or known[0] is not None):
-                self._add(node)
+        for index, kind in enumerate(self.table.kinds):
+            if kind.target is not None:
+                known = _PLANS.get(id(kind.target))
+                if known is None or known[0] is not None:
+                    self._add(self.table.nodes[index])
 
     def memory(self, node: fx.Node) -> tuple[Memory, ...]:
         """Where the memory that `node` may hold begins; ``(node, None)`` for memory of its own."""

@@ -10,7 +10,7 @@ before nodes move and compare after. Two walks, O(nodes).
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from torch import fx
@@ -18,7 +18,7 @@ from torch import fx
 from ep_fx.graph.aliases import Aliases, Memory
 from ep_fx.graph.gathers import Gathers
 from ep_fx.graph.parallel_graph import ParallelGraph
-from ep_fx.graph.roles import Role, is_mutation, role_of
+from ep_fx.graph.roles import Role, is_mutation
 
 
 class EffectEdge(NamedTuple):
@@ -33,10 +33,9 @@ def effect_edges(
     graph: ParallelGraph, aliases: Aliases | None = None, gathers: Gathers | None = None
 ) -> list[EffectEdge]:
     """All effect edges of `graph`; hand in `aliases` and `gathers` where they are known already."""
-    nodes = list(graph)
-    aliases = aliases or Aliases(nodes)
-    gathers = gathers or Gathers(nodes, graph.manifest, aliases)
-    return [*_freeing(gathers), *_writing(nodes, aliases)]
+    aliases = aliases or Aliases(graph)
+    gathers = gathers or Gathers(graph.manifest, aliases)
+    return [*_freeing(gathers), *_writing(aliases)]
 
 
 def _freeing(gathers: Gathers) -> Iterator[EffectEdge]:
@@ -63,8 +62,10 @@ def written_by(node: fx.Node) -> Iterator[fx.Node]:
         yield from (v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, fx.Node))
 
 
-def _writing(nodes: Sequence[fx.Node], aliases: Aliases) -> Iterator[EffectEdge]:
-    writers = {n: set(written_by(n)) for n in nodes if is_mutation(n) and role_of(n) is not Role.RESHARD}
+def _writing(aliases: Aliases) -> Iterator[EffectEdge]:
+    nodes = aliases.table.nodes
+    writing = (i for i, k in enumerate(aliases.table.kinds) if k.is_mutation and k.role is not Role.RESHARD)
+    writers = {nodes[index]: set(written_by(nodes[index])) for index in writing}
     written = {m for values in writers.values() for value in values for m in aliases.memory(value)}
     if not written:
         return

@@ -6,7 +6,6 @@ A reader counts through any alias. Taken from targets, arguments and the Manifes
 """
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torch import fx
@@ -56,12 +55,11 @@ class Gathers:
     """All gathers of a graph, in order.
 
     Args:
-        nodes: all nodes, in order.
         manifest: whose parameters the placeholders are.
-        aliases: of the same nodes.
+        aliases: of all nodes, in order.
     """
 
-    def __init__(self, nodes: Iterable[fx.Node], manifest: Manifest, aliases: Aliases) -> None:
+    def __init__(self, manifest: Manifest, aliases: Aliases) -> None:
         self._parameters = {p.placeholder: p for p in manifest.parameters}
         self._aliases = aliases
         self._by_memory: dict[Memory, tuple[Gather, ...]] = {}
@@ -72,17 +70,19 @@ class Gathers:
         """Every node that may hold gathered memory, and whose."""
         self.stray_reshards: list[tuple[fx.Node, fx.Node]] = []
         """(reshard, argument) where the argument is no gathered value."""
-        holders = self.holders
-        for node in nodes:
-            role = role_of(node)
+        table = aliases.table
+        holds = bytearray(len(table))
+        for index, (kind, inputs) in enumerate(zip(table.kinds, table.inputs, strict=True)):
+            role = kind.role
             if role is Role.UNSHARD:
-                self._start(node)
+                self._start(table.nodes[index])
+                holds[index] = True
             elif role is Role.RESHARD:
-                self._free(node)
+                self._free(table.nodes[index])
             else:
-                for value in node._input_nodes:
-                    if value in holders:
-                        self._read(node, role)
+                for source in inputs:
+                    if holds[source]:
+                        holds[index] = self._read(table.nodes[index], role)
                         break
 
     @property
@@ -115,7 +115,8 @@ class Gathers:
                 whole = not gather.assembled or self._reads_assembled(value)
                 (gather.reshards if whole else gather.block_reshards).append(node)
 
-    def _read(self, node: fx.Node, role: Role) -> None:
+    def _read(self, node: fx.Node, role: Role) -> bool:
+        """Enters a node that reads gathered memory; whether it holds such memory itself."""
         if role is not Role.GETITEM:
             for value in node._input_nodes:
                 if value in self.holders:
@@ -125,9 +126,9 @@ class Gathers:
             self._by_memory[node, None] = self.holders.get(source, ()) if isinstance(source, fx.Node) else ()
             self.holders[node] = self._by_memory[node, None]
             self._assembled.add(node)
-            return
+            return True
         if not self._aliases.is_shared(node):
-            return
+            return False
         memory = self._aliases.memory(node)
         if len(memory) == 1:
             owners = self._by_memory.get(memory[0], ())
@@ -135,6 +136,7 @@ class Gathers:
             owners = tuple(dict.fromkeys(g for place in memory for g in self._by_memory.get(place, ())))
         if owners:
             self.holders[node] = owners
+        return bool(owners)
 
     def _note(self, node: fx.Node, role: Role, value: fx.Node) -> None:
         """Enters `node`, which reads `value`, in the gathers whose memory that is."""

@@ -8,14 +8,15 @@ A graph without tangents is forward only. Two walks, O(nodes).
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 from torch import fx
 
 from ep_fx.graph.aliases import Aliases
 from ep_fx.graph.parallel_graph import ParallelGraph
-from ep_fx.graph.roles import Role, is_mutation, role_of
+from ep_fx.graph.roles import Role
+from ep_fx.graph.table import NodeTable
 
 _OPENS_BACKWARD = frozenset({Role.PAD_SHARD, Role.UNSHARD})
 
@@ -32,57 +33,66 @@ class Boundary(NamedTuple):
     latest: int
 
 
-def tangent_dependents(graph: ParallelGraph) -> set[fx.Node]:
-    """The nodes whose value depends on a tangent, the tangents themselves included."""
+def tangent_dependents(graph: ParallelGraph, table: NodeTable) -> bytearray:
+    """By position: whether the value of a node depends on a tangent; the tangents do themselves."""
     tangents = set(graph.manifest.tangents)
-    found: set[fx.Node] = set()
-    for node in graph:
-        if node.op == "placeholder":
-            if node.target in tangents:
-                found.add(node)
-        elif node.op != "output" and not found.isdisjoint(node._input_nodes):
-            found.add(node)
+    found = bytearray(len(table))
+    for index, (kind, inputs) in enumerate(zip(table.kinds, table.inputs, strict=True)):
+        if kind.role is Role.PLACEHOLDER:
+            found[index] = table.nodes[index].target in tangents
+            continue
+        for source in inputs:
+            if found[source]:
+                found[index] = kind.role is not Role.OUTPUT
+                break
     return found
 
 
 def boundary(
-    graph: ParallelGraph, aliases: Aliases | None = None, dependents: set[fx.Node] | None = None
+    graph: ParallelGraph, aliases: Aliases | None = None, dependents: bytearray | None = None
 ) -> Boundary | None:
     """Where `graph` turns from forward to backward, None where it has no backward half."""
     if not graph.manifest.tangents:
         return None
-    nodes = list(graph)
-    dependents = tangent_dependents(graph) if dependents is None else dependents
-    forward = _needed_by_forward(graph, nodes, aliases or Aliases(nodes), dependents)
-    first = len(nodes)
-    while first and nodes[first - 1] not in forward and nodes[first - 1].op != "placeholder":
+    aliases = aliases or Aliases(graph)
+    table = aliases.table
+    dependents = tangent_dependents(graph, table) if dependents is None else dependents
+    forward = _needed_by_forward(graph, aliases, dependents)
+    first = len(table)
+    while first and not forward[first - 1] and table.kinds[first - 1].role is not Role.PLACEHOLDER:
         first -= 1
-    for position in range(first, len(nodes)):
-        node = nodes[position]
-        if node.op == "output" or node in dependents or role_of(node) in _OPENS_BACKWARD:
+    for position in range(first, len(table)):
+        role = table.kinds[position].role
+        if role is Role.OUTPUT or dependents[position] or role in _OPENS_BACKWARD:
             return Boundary(first, position)
-    return Boundary(first, len(nodes))
+    return Boundary(first, len(table))
 
 
-def _needed_by_forward(
-    graph: ParallelGraph, nodes: Sequence[fx.Node], aliases: Aliases, dependents: set[fx.Node]
-) -> set[fx.Node]:
-    """What outputs and buffer updates are computed from; nothing that depends on a gradient."""
+def _needed_by_forward(graph: ParallelGraph, aliases: Aliases, dependents: bytearray) -> bytearray:
+    """By position: what outputs and buffer updates are computed from; nothing that depends on a gradient."""
+    table = aliases.table
     buffers = {b.placeholder for b in graph.manifest.buffers}
     outputs = cast(tuple[Any, ...], graph.output.args[0])[0]
-    needed = {n for n in _flat(outputs) if n not in dependents}
-    for node in reversed(nodes):
-        if node in dependents:
+    needed = bytearray(len(table))
+    for node in _flat(outputs):
+        if node in table.position:
+            needed[table.position[node]] = True
+    for index in range(len(table) - 1, -1, -1):
+        if dependents[index]:
+            needed[index] = False
             continue
-        if node not in needed and is_mutation(node) and role_of(node) is not Role.RESHARD:
-            written = node.args[0] if node.args else None
-            if isinstance(written, fx.Node) and any(m[0].target in buffers for m in aliases.memory(written)):
-                needed.add(node)
-        if node in needed:
-            for source in node._input_nodes:
-                if source not in dependents:
-                    needed.add(source)
+        kind = table.kinds[index]
+        if not needed[index] and kind.is_mutation and kind.role is not Role.RESHARD:
+            needed[index] = _updates(table.nodes[index], buffers, aliases)
+        if needed[index]:
+            for source in table.inputs[index]:
+                needed[source] = True
     return needed
+
+
+def _updates(node: fx.Node, buffers: set[str], aliases: Aliases) -> bool:
+    written = node.args[0] if node.args else None
+    return isinstance(written, fx.Node) and any(memory[0].target in buffers for memory in aliases.memory(written))
 
 
 def _flat(value: Any) -> Iterator[fx.Node]:

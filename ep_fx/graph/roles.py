@@ -59,49 +59,51 @@ WAIT_OF = {
 }
 
 
-def target_name(node: fx.Node) -> str:
-    """``"namespace::op"`` of an operator, the name of a function, or the kind of a node without a target."""
-    if node.op != "call_function":
-        return node.op
-    if isinstance(node.target, torch._ops.OpOverload):
-        return node.target._schema.name
-    if node.target is operator.getitem:
-        return "getitem"
-    return getattr(node.target, "__name__", str(node.target))
-
-
 class Kind(NamedTuple):
     """What follows from a target."""
 
     role: Role
     is_collective: bool
     is_mutation: bool
+    name: str
     target: Any
 
 
+def _kind(target: Any, name: str) -> Kind:
+    role = _BY_NAME.get(name, Role.OTHER)
+    collective = name.startswith("_c10d_functional") and not name.endswith("wait_tensor")
+    mutates = isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+    return Kind(role, role in COLLECTIVES or collective, mutates, name, target)
+
+
 _KINDS: dict[int, Kind] = {}
-"""Kinds of operators met so far, by identity, since the hash of an operator is a call. The operator is kept, so that no
+"""Kinds of functions met so far, by identity, since the hash of an operator is a call. The function is kept, so that no
 other object can take its place in memory."""
+_OF_OP = {op: _kind(None, op) for op in ("placeholder", "output", "get_attr", "call_method", "call_module")}
 
 
 def kind_of(node: fx.Node) -> Kind:
     """What follows from the target of `node`."""
-    known = _KINDS.get(id(node.target))
-    if known is not None:
-        return known
-    name, target = target_name(node), node.target
-    role = _BY_NAME.get(name, Role.OTHER)
-    collective = name.startswith("_c10d_functional") and not name.endswith("wait_tensor")
-    mutates = isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
-    kind = Kind(role, role in COLLECTIVES or collective, mutates, target)
-    if isinstance(target, torch._ops.OpOverload) or target is operator.getitem:
-        _KINDS[id(target)] = kind
+    return _KINDS.get(id(node.target)) or _OF_OP.get(node.op) or _new_kind(node.target)
+
+
+def _new_kind(target: Any) -> Kind:
+    if isinstance(target, torch._ops.OpOverload):
+        name = target._schema.name
+    else:
+        name = "getitem" if target is operator.getitem else getattr(target, "__name__", str(target))
+    _KINDS[id(target)] = kind = _kind(target, name)
     return kind
+
+
+def target_name(node: fx.Node) -> str:
+    """``"namespace::op"`` of an operator, the name of a function, or the kind of a node without a target."""
+    return kind_of(node).name
 
 
 def role_of(node: fx.Node) -> Role:
     """The role of `node`, from its target alone."""
-    return kind_of(node).role
+    return (_KINDS.get(id(node.target)) or kind_of(node))[0]
 
 
 def is_collective(node: fx.Node) -> bool:

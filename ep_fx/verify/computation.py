@@ -77,7 +77,7 @@ def _results(facts: Facts) -> dict[str, tuple[fx.Node, int]]:
     inputs = zip(manifest.input_grads, facts.output_group(2), strict=False)
     results |= {f"gradient of input {name}": value for name, value in inputs}
     found = {what: (_at(facts, value), numbers.of(value)) for what, value in results.items()}
-    placeholders = {node.target: node for node in facts.nodes if node.op == "placeholder"}
+    placeholders = {node.target: node for node in facts.by_role[Role.PLACEHOLDER]}
     for buffer in manifest.buffers:
         node = placeholders.get(buffer.placeholder)
         if buffer.mutated and node is not None:
@@ -118,14 +118,14 @@ class Numbers:
         self._states: dict[Memory, int] = {}
         self._drawn: dict[int, int] = {}
         self._packed: dict[Any, Any] = {}
-        kinds: dict[Any, _Kind] = {}
-        for node in facts.nodes:
-            if node.op != "call_function":
+        kinds: dict[int, _Kind] = {}
+        for node, known in zip(facts.nodes, facts.table.kinds, strict=True):
+            if known.target is None:
                 self._numbers[node] = self._source(node)
                 continue
-            kind = kinds.get(node.target)
+            kind = kinds.get(id(known))
             if kind is None:
-                kind = kinds[node.target] = _kind(node)
+                kind = kinds[id(known)] = _kind(node)
             special = _SPECIAL.get(kind.role)
             self._numbers[node] = self._call(node, kind) if special is None else special(self, node, kind)
             if kind.writes:

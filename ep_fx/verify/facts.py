@@ -5,6 +5,7 @@ walk over the nodes, done when the first rule asks for it.
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +15,7 @@ from ep_fx.graph import ParallelGraph, ParameterSpec, Role
 from ep_fx.graph.aliases import Aliases
 from ep_fx.graph.gathers import Gathers
 from ep_fx.graph.phases import Boundary, boundary, tangent_dependents
-from ep_fx.graph.roles import kind_of
+from ep_fx.graph.table import NodeTable
 from ep_fx.verify.reductions import GradientPath, due_dims, gradient_path
 from ep_fx.verify.regions import Regions
 
@@ -38,37 +39,30 @@ class Facts:
 
     # -- order -----------------------------------------------------------------------------------------------------
     @cached_property
+    def table(self) -> NodeTable:
+        """All nodes, in order, with their kinds and whom they read."""
+        return NodeTable(self.graph)
+
+    @property
     def nodes(self) -> list[fx.Node]:
         """All nodes, in order."""
-        return list(self.graph)
+        return self.table.nodes
 
-    @cached_property
-    def _placed(self) -> tuple[dict[fx.Node, int], list[tuple[fx.Node, fx.Node]]]:
-        position: dict[fx.Node, int] = {}
-        misplaced = []
-        for index, node in enumerate(self.nodes):
-            for source in node._input_nodes:
-                if source not in position:
-                    misplaced.append((source, node))
-            position[node] = index
-        return position, misplaced
-
-    @cached_property
+    @property
     def position(self) -> dict[fx.Node, int]:
         """Place of each node."""
-        return self._placed[0]
+        return self.table.position
 
-    @cached_property
+    @property
     def misplaced(self) -> list[tuple[fx.Node, fx.Node]]:
         """(source, reader) of each edge whose source does not stand before its reader."""
-        return self._placed[1]
+        return self.table.misplaced
 
     @cached_property
     def _sorted(self) -> tuple[dict[Role, list[fx.Node]], list[fx.Node], list[fx.Node]]:
         by_role: dict[Role, list[fx.Node]] = {role: [] for role in Role}
         collectives, writers = [], []
-        for node in self.nodes:
-            role, is_collective, is_mutation, _ = kind_of(node)
+        for node, (role, is_collective, is_mutation, *_) in zip(self.nodes, self.table.kinds, strict=True):
             by_role[role].append(node)
             if is_collective:
                 collectives.append(node)
@@ -92,9 +86,14 @@ class Facts:
         return self._sorted[2]
 
     @cached_property
-    def dependents(self) -> set[fx.Node]:
-        """Nodes whose value depends on a tangent."""
-        return tangent_dependents(self.graph)
+    def dependents(self) -> bytearray:
+        """By position: whether the value of a node depends on a tangent."""
+        return tangent_dependents(self.graph, self.table)
+
+    def is_gradient(self, node: fx.Node) -> bool:
+        """Whether the value of `node` depends on a tangent."""
+        index = self.position.get(node)
+        return index is not None and bool(self.dependents[index])
 
     @cached_property
     def boundary(self) -> Boundary:
@@ -119,55 +118,59 @@ class Facts:
     @cached_property
     def aliases(self) -> Aliases:
         """Who shares memory with whom."""
-        return Aliases(self.nodes)
+        return Aliases(self.table)
 
     @cached_property
     def gathers(self) -> Gathers:
         """Every gathering of a parameter."""
-        return Gathers(self.nodes, self.manifest, self.aliases)
+        return Gathers(self.manifest, self.aliases)
 
     @cached_property
     def placeholders(self) -> dict[fx.Node, ParameterSpec]:
         """The placeholders that are parameters."""
         specs = {p.placeholder: p for p in self.manifest.parameters}
         found = {}
-        for node in self.nodes:
-            if node.op == "placeholder" and node.target in specs:
+        for node in self.by_role[Role.PLACEHOLDER]:
+            if node.target in specs:
                 found[node] = specs[node.target]
         return found
 
     @cached_property
-    def parameters_in(self) -> dict[fx.Node, dict[str, ParameterSpec]]:
-        """Nodes that are computed from nothing but parameters and constants, and from which parameters."""
-        found: dict[fx.Node, dict[str, ParameterSpec]] = {}
-        found.update((node, self._alone[spec.name]) for node, spec in self.placeholders.items())
-        for node in self.nodes:
-            for source in node._input_nodes:
-                if source not in found:
+    def parameters_in(self) -> list[dict[str, ParameterSpec] | None]:
+        """By position: the parameters from which, with constants, a node is computed; None where from more."""
+        found: list[dict[str, ParameterSpec] | None] = [None] * len(self.table)
+        for node, spec in self.placeholders.items():
+            found[self.position[node]] = self._alone[spec.name]
+        for index, inputs in enumerate(self.table.inputs):
+            for source in inputs:
+                if found[source] is None:
                     break
             else:
-                if node._input_nodes:
-                    found[node] = self._parameters_of_pure(node, found)
-                elif node.op != "placeholder":
-                    found[node] = _NO_PARAMETERS
+                if inputs:
+                    found[index] = self._parameters_of_pure(index, found)
+                elif self.table.kinds[index].role is not Role.PLACEHOLDER:
+                    found[index] = _NO_PARAMETERS
         return found
+
+    def parameters_of(self, node: fx.Node) -> dict[str, ParameterSpec] | None:
+        """The parameters from which, with constants, `node` is computed; None where from more."""
+        index = self.position.get(node)
+        return None if index is None else self.parameters_in[index]
 
     @cached_property
     def _alone(self) -> dict[str, dict[str, ParameterSpec]]:
         return {spec.name: {spec.name: spec} for spec in self.manifest.parameters}
 
     def _parameters_of_pure(
-        self, node: fx.Node, found: dict[fx.Node, dict[str, ParameterSpec]]
+        self, index: int, found: Sequence[dict[str, ParameterSpec] | None]
     ) -> dict[str, ParameterSpec]:
-        gathers = self.gathers.holders.get(node)
+        gathers = self.gathers.holders.get(self.nodes[index])
         if gathers is not None:
             if len(gathers) == 1 and gathers[0].parameter is not None:
                 return self._alone[gathers[0].parameter.name]
             return {g.parameter.name: g.parameter for g in gathers if g.parameter is not None}
-        inputs = list(node._input_nodes)
-        if len(inputs) == 1:
-            return found[inputs[0]]
-        return {name: spec for i in inputs for name, spec in found[i].items()}
+        parts = [found[source] or _NO_PARAMETERS for source in self.table.inputs[index]]
+        return parts[0] if len(parts) == 1 else {name: spec for part in parts for name, spec in part.items()}
 
     @cached_property
     def regions(self) -> Regions:

@@ -119,18 +119,17 @@ def _no_other(facts: Facts, node: fx.Node, reached: set[tuple[fx.Node, int | Non
 # -- entry ---------------------------------------------------------------------------------------------------------
 def _summed_upstream(facts: Facts) -> dict[fx.Node, fx.Node]:
     """Backward values that some earlier sum over ranks has gone into (over ``tp`` that is the model's own)."""
-    found: dict[fx.Node, fx.Node] = {}
-    mesh = facts.manifest.mesh
-    sums = {node for node in facts.collectives if is_reduction(node) and dims_of(node, mesh) != ("tp",)}
-    for node in facts.nodes[facts.backward_start :]:
-        for source in node._input_nodes:
-            if source in found:
-                found[node] = found[source]
+    mesh, table = facts.manifest.mesh, facts.table
+    sums = [node for node in facts.collectives if is_reduction(node) and dims_of(node, mesh) != ("tp",)]
+    origin = [-1] * len(table)
+    for index in (table.position[node] for node in sums):
+        origin[index] = index if index >= facts.backward_start else -1
+    for index in range(facts.backward_start, len(table)):
+        for source in table.inputs[index]:
+            if origin[source] >= 0:
+                origin[index] = origin[source]
                 break
-        else:
-            if node in sums:
-                found[node] = node
-    return found
+    return {table.nodes[i]: table.nodes[first] for i, first in enumerate(origin) if first >= 0}
 
 
 def _entry(
@@ -149,7 +148,7 @@ def _entry(
         if spec.name in facts.manifest.zero_gradients:
             return
         got, remedy = f"constant zeros from %{entry.name}", "keep the nodes that compute this gradient"
-    elif isinstance(entry, fx.Node) and entry in facts.dependents:
+    elif isinstance(entry, fx.Node) and facts.is_gradient(entry):
         return
     else:
         got = f"%{entry.name}, which depends on no tangent" if isinstance(entry, fx.Node) else repr(entry)

@@ -34,8 +34,7 @@ def kept_too_long(facts: Facts) -> Iterator[Violation]:
             freed.setdefault(reshard, []).append(gather)
     if not freed:
         return
-    silent = {node for role in _NO_COMPUTE for node in facts.by_role[role]}
-    computes = [node.op == "call_function" and node not in silent for node in facts.nodes]
+    computes = [kind.target is not None and kind.role not in _NO_COMPUTE for kind in facts.table.kinds]
     before = [0, *accumulate(computes)]
     closing = _closings(facts)
     for reshard, gathers in freed.items():

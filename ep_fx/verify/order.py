@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import compress
 
 import networkx as nx
 from torch import fx
 
-from ep_fx.graph import Phase, info_of
+from ep_fx.graph import Phase, Role, info_of
 from ep_fx.graph.effects import effect_edges
 from ep_fx.graph.info import phases_of
 from ep_fx.verify.facts import Facts
@@ -65,7 +66,7 @@ def _frame(facts: Facts) -> Iterator[Violation]:
     manifest = facts.manifest
     expected = [p.placeholder for p in manifest.parameters] + [b.placeholder for b in manifest.buffers]
     expected += [*manifest.inputs, *manifest.tangents]
-    found = [node for node in facts.nodes if node.op == "placeholder"]
+    found = facts.by_role[Role.PLACEHOLDER]
     facts.checked += len(found)
     if [node.target for node in found] != expected:
         wrong = next((n for n, name in zip(found, expected, strict=False) if n.target != name), facts.nodes[0])
@@ -83,7 +84,9 @@ def _frame(facts: Facts) -> Iterator[Violation]:
 def _halves(facts: Facts) -> Iterator[Violation]:
     """What reads a gradient stands behind all of forward, and so do the labels by which the graph is split."""
     earliest, latest = facts.boundary
-    early = next((n for n in facts.nodes[:earliest] if n in facts.dependents and n.op != "placeholder"), None)
+    kinds = facts.table.kinds
+    gradients = (i for i in compress(range(earliest), facts.dependents) if kinds[i].role is not Role.PLACEHOLDER)
+    early = next((facts.nodes[i] for i in gradients), None)
     facts.checked += len(facts.nodes)
     if early is not None:
         yield Violation(
@@ -92,7 +95,7 @@ def _halves(facts: Facts) -> Iterator[Violation]:
             got=f"%{early.name} depends on a tangent",
             remedy="move it behind forward",
         )
-    calls = [n for n in facts.nodes if n.op == "call_function"]
+    calls = [node for node, kind in zip(facts.nodes, kinds, strict=True) if kind.target is not None]
     labels = [phase is Phase.BACKWARD for phase in phases_of(calls)]
     first = labels.index(True) if True in labels else len(calls)
     wrong = calls[labels.index(False, first)] if False in labels[first:] else None

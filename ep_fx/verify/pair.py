@@ -9,7 +9,9 @@ Holds for logical nodes and for lowered exchanges. O(nodes).
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterator, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -29,7 +31,6 @@ from ep_fx.verify.regions import (
     context_values,
     count_exchange,
     flow,
-    inputs_in,
     origin,
 )
 from ep_fx.verify.rule import Violation, rule
@@ -50,13 +51,10 @@ def pair(facts: Facts) -> Iterator[Violation]:
     for trip in facts.regions.trips:
         facts.checked += len(trip.edges)
         yield from _trip(facts, trip)
-    halves = {backward: flow(facts, backward=backward) for backward in (False, True)}
-    context = context_values(facts, {**halves[False], **halves[True]})
-    for backward, masks in halves.items():
-        yield from _flow(facts, masks, backward)
-        for node, mask in masks.items():
-            if not context.keys().isdisjoint(node._input_nodes):
-                yield from _foreign_context(facts, node, mask, context)
+    masks = flow(facts)
+    yield from _flow(facts, masks)
+    yield from _experts(facts, masks)
+    yield from _foreign_context(facts, masks, context_values(facts, masks))
 
 
 # -- dispatch ------------------------------------------------------------------------------------------------------
@@ -194,25 +192,37 @@ _ENDS = {"send": Role.REGROUP, "return": Role.PAD_ROWS}
 
 
 # -- flow ----------------------------------------------------------------------------------------------------------
-def _flow(facts: Facts, masks: dict[fx.Node, int], backward: bool) -> Iterator[Violation]:
+def _flow(facts: Facts, masks: Sequence[int]) -> Iterator[Violation]:
     regions = facts.regions.all
     for index, region in enumerate(regions):
-        for rows in _coming_back(facts, region, backward):
-            facts.checked += 1
-            constant = backward and rows not in facts.dependents
-            if isinstance(rows, fx.Node) and not constant and not masks.get(rows, 0) & 1 << index:
-                what = ("dispatch_backward", "combine_backward") if backward else ("combine", "dispatch")
-                others = [f"%{r.dispatch.name}" for i, r in enumerate(regions) if masks.get(rows, 0) & 1 << i]
-                yield Violation(
-                    at=rows,
-                    expected=f"{what[0]} with the context of %{region.dispatch.name} on rows of its own {what[1]}",
-                    got=f"rows of {', '.join(others) or 'no ' + what[1]}",
-                    remedy=_ONE_CONTEXT,
-                )
-    pure = facts.parameters_in.keys()
-    for node in masks:
-        if role_of(node) in _COUNTS_AT or not pure.isdisjoint(node._input_nodes):
-            yield from _inside(facts, node, masks, backward)
+        for backward in (False, True):
+            for rows in _coming_back(facts, region, backward):
+                facts.checked += 1
+                constant = backward and isinstance(rows, fx.Node) and not facts.is_gradient(rows)
+                mask = masks[facts.position[rows]] if isinstance(rows, fx.Node) and rows in facts.position else 0
+                if isinstance(rows, fx.Node) and not constant and not mask & 1 << index:
+                    yield _others_rows(region, rows, backward, [r for i, r in enumerate(regions) if mask & 1 << i])
+
+
+def _others_rows(region: Region, rows: fx.Node, backward: bool, owners: Sequence[Region]) -> Violation:
+    back, out = ("dispatch_backward", "combine_backward") if backward else ("combine", "dispatch")
+    return Violation(
+        at=rows,
+        expected=f"{back} with the context of %{region.dispatch.name} on rows of its own {out}",
+        got=f"rows of {', '.join(f'%{owner.dispatch.name}' for owner in owners) or f'no {out}'}",
+        remedy=_ONE_CONTEXT,
+    )
+
+
+def _experts(facts: Facts, masks: Sequence[int]) -> Iterator[Violation]:
+    """What computes on rows: with weights, or by counts."""
+    kinds, pure = facts.table.kinds, facts.parameters_in
+    for index, inputs in enumerate(facts.table.inputs):
+        if not masks[index]:
+            continue
+        counts_at = _COUNTS_AT.get(kinds[index].role)
+        if counts_at is not None or any(pure[source] is not None for source in inputs):
+            yield from _inside(facts, index, masks, counts_at)
 
 
 def _coming_back(facts: Facts, region: Region, backward: bool) -> list[Any]:
@@ -223,18 +233,17 @@ def _coming_back(facts: Facts, region: Region, backward: bool) -> list[Any]:
     return [arg(call, 0) for call in region.calls if role_of(call) is role]
 
 
-def _inside(facts: Facts, node: fx.Node, masks: dict[fx.Node, int], backward: bool) -> Iterator[Violation]:
+def _inside(facts: Facts, index: int, masks: Sequence[int], counts_at: int | None) -> Iterator[Violation]:
     """Experts compute with the weights and the counts of the region whose rows they got."""
+    node, inputs, weights = facts.nodes[index], facts.table.inputs[index], dict[str, Any]()
     if node is facts.output:
         return
-    counts_at, weights = _COUNTS_AT.get(role_of(node)), dict[str, Any]()
-    for source in node._input_nodes:
-        if source in facts.parameters_in:
-            weights |= facts.parameters_in[source]
+    for source in inputs:
+        weights |= facts.parameters_in[source] or {}
     experts = facts.experts.intersection(weights)
     if counts_at is None and not experts:
         return
-    regions = [facts.regions.all[i] for i in bits(inputs_in(masks, iter(node._input_nodes)))]
+    regions = [facts.regions.all[i] for i in bits(_union(masks, inputs, _half(facts, index)))]
     facts.checked += 1
     if regions and not any(_has_weights(r, experts, weights, counts_at) for r in regions):
         allowed = sorted({name for r in regions if r.spec for name in r.spec.parameters})
@@ -255,19 +264,32 @@ def _inside(facts: Facts, node: fx.Node, masks: dict[fx.Node, int], backward: bo
             )
 
 
-def _foreign_context(facts: Facts, node: fx.Node, mask: int, context: dict[fx.Node, int]) -> Iterator[Violation]:
+def _half(facts: Facts, index: int) -> int:
+    """Where the half begins in which a position lies."""
+    return facts.backward_start if index >= facts.backward_start else 0
+
+
+def _union(masks: Sequence[int], sources: Sequence[int], start: int) -> int:
+    return reduce(operator.or_, (masks[source] for source in sources if source >= start), 0)
+
+
+def _foreign_context(facts: Facts, masks: Sequence[int], context: Sequence[int]) -> Iterator[Violation]:
     """What computes on the rows of one run reads no counts, indices or splits of another."""
-    for source in node._input_nodes:
-        foreign = context.get(source, 0) & ~mask
-        if foreign:
-            regions = facts.regions.all
-            own, other = ([f"%{r.dispatch.name}" for i, r in enumerate(regions) if m & 1 << i] for m in (mask, foreign))
-            yield Violation(
-                at=node,
-                expected=f"values of the context of {', '.join(own)}, whose rows these are",
-                got=f"%{source.name} is computed from the context of {', '.join(other)}",
-                remedy="take the counts from the dispatch that brought the rows",
-            )
+    regions = facts.regions.all
+    for index, inputs in enumerate(facts.table.inputs):
+        if not masks[index]:
+            continue
+        for source in inputs:
+            foreign = context[source] & ~masks[index]
+            if foreign:
+                of_both = (masks[index], foreign)
+                own, other = ([f"%{r.dispatch.name}" for i, r in enumerate(regions) if m & 1 << i] for m in of_both)
+                yield Violation(
+                    at=facts.nodes[index],
+                    expected=f"values of the context of {', '.join(own)}, whose rows these are",
+                    got=f"%{facts.nodes[source].name} is computed from the context of {', '.join(other)}",
+                    remedy="take the counts from the dispatch that brought the rows",
+                )
 
 
 _COUNTS_AT = {Role.GROUPED_MM: 2, Role.GROUPED_MM_BACKWARD: 3}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +22,13 @@ from ep_fx.verify.reading import arg
 if TYPE_CHECKING:
     from ep_fx.verify.facts import Facts
 
+aten = torch.ops.aten
 INDICES, INPUT_SPLITS, OUTPUT_SPLITS, INPUT_SHAPE, TOKENS = range(5)
 """Fields of a lowered context."""
 FIELDS = ("permuted_indices", "input_splits", "output_splits", "input_shape", "tokens_per_expert")
 LOGICAL_FIELDS = ("routed_input", "routed_weights", "tokens_per_expert", "permuted_indices", "splits")
-_SAME_VALUE = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.clone.default})
+_SAME_VALUE = frozenset(map(id, (aten.detach.default, aten.alias.default, aten.clone.default)))
+"""By identity, since the hash of an operator is a call."""
 
 Edge = tuple[fx.Node, int]
 """A context value: the dispatch (or dispatch_context) that made it, and which field it is."""
@@ -185,7 +187,7 @@ LOGICAL_CONTEXT = {Role.COMBINE: 1, Role.COMBINE_BACKWARD: 1, Role.DISPATCH_BACK
 
 def origin(value: Any) -> Edge | None:
     """The context value that a node is, seen through nodes that do not change it."""
-    while isinstance(value, fx.Node) and value.target in _SAME_VALUE:
+    while isinstance(value, fx.Node) and id(value.target) in _SAME_VALUE:
         value = value.args[0]
     if not isinstance(value, fx.Node) or role_of(value) is not Role.GETITEM:
         return None
@@ -209,32 +211,32 @@ def _after(exchange: fx.Node) -> fx.Node | None:
     return None
 
 
-def flow(facts: Facts, *, backward: bool) -> dict[fx.Node, int]:
-    """For each node of one half, a bit for each region whose routed rows (or their gradients) it is computed from.
+def flow(facts: Facts) -> list[int]:
+    """By position: a bit for each region whose routed rows (or their gradients) a node is computed from.
 
     Bit i stands for region i, from the end of its dispatch (combine_backward) to the end of its combine
-    (dispatch_backward), where the rows leave the experts.
+    (dispatch_backward), where the rows leave the experts. Rows that forward saves for backward do not flow on there.
     """
-    starts: dict[fx.Node, int] = {}
-    ends: dict[fx.Node, int] = {}
+    table = facts.table
+    starts: dict[int, int] = {}
+    ends: dict[int, int] = {}
     for index, region in enumerate(facts.regions.all):
-        opening = region.combine_backward_ends if backward else region.dispatch_ends
-        closing = region.dispatch_backward_ends if backward else region.combine_ends
-        starts.update((node, starts.get(node, 0) | 1 << index) for node in opening)
-        ends.update((node, ends.get(node, 0) | 1 << index) for node in closing)
-    masks: dict[fx.Node, int] = {}
+        for node in (*region.dispatch_ends, *region.combine_backward_ends):
+            starts[table.position[node]] = starts.get(table.position[node], 0) | 1 << index
+        for node in (*region.combine_ends, *region.dispatch_backward_ends):
+            ends[table.position[node]] = ends.get(table.position[node], 0) | 1 << index
+    masks = [0] * len(table)
     if not starts:
         return masks
-    nodes = facts.nodes[facts.backward_start :] if backward else facts.nodes[: facts.backward_start]
-    for node in nodes:
-        mask = starts.get(node, 0)
-        for source in node._input_nodes:
-            if source in masks:
-                mask |= masks[source]
-        if node in ends:
-            mask &= ~ends[node]
-        if mask and not _is_count(node):
-            masks[node] = mask
+    for half in (range(facts.backward_start), range(facts.backward_start, len(table))):
+        for index in half:
+            mask = starts.get(index, 0)
+            for source in table.inputs[index]:
+                if masks[source] and source >= half.start:
+                    mask |= masks[source]
+            if mask:
+                mask &= ~ends.get(index, 0)
+                masks[index] = 0 if mask and _is_count(table.nodes[index]) else mask
     return masks
 
 
@@ -246,43 +248,37 @@ def bits(mask: int) -> Iterator[int]:
         mask ^= lowest
 
 
-def context_values(facts: Facts, inside: Container[fx.Node]) -> dict[fx.Node, int]:
-    """Values computed from context and constants alone, such as running sums of counts; a bit for each region.
+def context_values(facts: Facts, masks: Sequence[int]) -> list[int]:
+    """By position: a bit for each region from whose context, with constants, a value is computed; running sums of
+    counts, for one.
 
     Args:
-        inside: nodes that rows flow through: what they give is no context value.
+        masks: what `flow` gives: what rows flow through gives no context value.
     """
-    of_region = {region.dispatch: 1 << index for index, region in enumerate(facts.regions.all)}
-    found: dict[fx.Node, int] = {}
-    if not of_region:
-        return found
-    pure = facts.parameters_in
-    for node in facts.nodes:
-        if node.target is operator.getitem and not of_region.keys().isdisjoint(node._input_nodes):
-            dispatch = next(iter(node._input_nodes))
-            if node not in inside and (role_of(dispatch) is Role.CONTEXT or _is_count(node)):
-                found[node] = of_region[dispatch]
+    table, pure = facts.table, facts.parameters_in
+    found = [0] * len(table)
+    for index, region in enumerate(facts.regions.all):
+        for node in region.dispatch.users:
+            place = table.position.get(node)
+            if place is None or node.target is not operator.getitem or masks[place]:
+                continue
+            if role_of(region.dispatch) is Role.CONTEXT or _is_count(node):
+                found[place] = 1 << index
+    for index, inputs in enumerate(table.inputs):
+        for source in inputs:
+            if found[source]:
+                break
+        else:
             continue
-        mask = 0
-        for source in node._input_nodes:
-            if source in found:
-                mask |= found[source]
-        if mask and node not in inside and all(source in found or source in pure for source in node._input_nodes):
-            found[node] = mask
+        if not masks[index] and all(found[source] or pure[source] is not None for source in inputs):
+            for source in inputs:
+                found[index] |= found[source]
     return found
 
 
 def _is_count(node: fx.Node) -> bool:
     """Context values of a logical dispatch are no rows."""
-    if role_of(node) is not Role.GETITEM and node.target not in _SAME_VALUE:
+    if role_of(node) is not Role.GETITEM and id(node.target) not in _SAME_VALUE:
         return False
     edge = origin(node)
     return edge is not None and role_of(edge[0]) is Role.DISPATCH and edge[1] > 1
-
-
-def inputs_in(masks: dict[fx.Node, int], values: Iterator[fx.Node]) -> int:
-    """The regions whose rows some of `values` are computed from."""
-    found = 0
-    for value in values:
-        found |= masks.get(value, 0)
-    return found
