@@ -45,7 +45,7 @@ from ep_fx.graph.fingerprint import collective_lines, parameter_lines
 from ep_fx.graph.pipeline import print_pipeline
 from ep_fx.passes import default_pipeline, pipeline_of
 from ep_fx.runtime import EPModule, Program
-from ep_fx.sharding import agree, find_units, make_layout, mesh_spec, shard_parameter
+from ep_fx.sharding import agree, find_units, make_layout, mesh_spec, shard_parameter, stages_to_join, stages_together
 from ep_fx.targets import emit
 from ep_fx.verify import Report, verify
 from ep_fx.verify.computation import computation
@@ -74,12 +74,14 @@ def transform(
 ) -> EPModule:
     """Turns an unmodified MoE model into a sharded, verified, trainable module.
 
-    All ranks of `mesh` must call it, with the same weights. The model is consumed: its parameters move to the meta
-    device and its full weights are freed as soon as nobody else holds them.
+    All ranks of `mesh` must call it, with the same weights; in a pipeline every stage does, with its own module. The
+    model is consumed: its parameters move to the meta device and its full weights are freed as soon as nobody else
+    holds them.
 
     Args:
         model: any `nn.Module`; its parameters may be on the meta device.
-        mesh: dimensions a subset of ``replicate, fsdp, ep`` in this order (and ``tp`` of size 1).
+        mesh: dimensions a subset of ``replicate, fsdp, ep`` in this order (and ``tp`` of size 1); for a pipeline stage
+            the submesh of the stage, ``mesh["fsdp", "ep"]``.
         example_inputs, example_kwargs: capture now, for the structure of these inputs; else at the first forward.
         plan: module-path pattern (fnmatch) to a style, `ExpertParallel()`; None: all experts that are recognised,
             at least one when ``ep`` > 1; ``{}``: none, on purpose.
@@ -102,17 +104,18 @@ def transform(
         PassError: a pass broke a rule.
     """
     sizes = mesh_sizes(mesh)
-    try:
-        passes = default_pipeline() if pipeline is None else pipeline_of(pipeline)
-        options = Options(plan, reshard_after_forward, expert_reshard, units, grad_reduce, dynamic, verify)
-        options = with_policies(options, passes)
-        check_examples(example_inputs, example_kwargs)
-        check_plan(plan, sizes)
-        planned = _plan(model, sizes, options, passes)
-    except (TypeError, ValueError) as error:  # a rank that alone has it must not leave the others waiting
-        agree(mesh, "models", [f"{type(error).__name__}: {error}"])
-        raise
-    agree(mesh, "models", [*planned.lines(), f"pipeline {print_pipeline(passes)}", f"options {options}"])
+    with stages_together(stages_to_join(mesh, sizes)):
+        try:
+            passes = default_pipeline() if pipeline is None else pipeline_of(pipeline)
+            options = Options(plan, reshard_after_forward, expert_reshard, units, grad_reduce, dynamic, verify)
+            options = with_policies(options, passes)
+            check_examples(example_inputs, example_kwargs)
+            check_plan(plan, sizes)
+            planned = _plan(model, sizes, options, passes)
+        except (TypeError, ValueError) as error:  # a rank that alone has it must not leave the others waiting
+            agree(mesh, "models", [f"{type(error).__name__}: {error}"])
+            raise
+        agree(mesh, "models", [*planned.lines(), f"pipeline {print_pipeline(passes)}", f"options {options}"])
     _CONSUMED.add(model)
     compiler = _Compiler(model, torch.device(mesh.device_type), planned, mesh_spec(mesh, sizes), options, passes)
     module = EPModule(model, _shard(model, planned.layouts, mesh), planned.layouts, mesh, compiler)

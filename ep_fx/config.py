@@ -107,9 +107,14 @@ def mesh_sizes(mesh: DeviceMesh) -> dict[str, int]:
             f"mesh_dim_names=..., a subset of {MESH_DIMS} in this order"
         )
     unknown = [name for name in names if name not in MESH_DIMS]
+    if unknown == ["pp"]:
+        stage = ", ".join(repr(name) for name in names if name != "pp")
+        raise ValueError(
+            f"mesh dimension 'pp' of {names} is a pipeline's, which transform does not cut; give it the module of this "
+            f"rank's stage and the submesh of that stage, mesh[{stage}]"
+        )
     if unknown:
-        advice = "; slice the stage's submesh first, e.g. mesh['fsdp', 'ep']" if "pp" in unknown else ""
-        raise ValueError(f"mesh dimensions {unknown} of {names} are unknown; accepted: {MESH_DIMS}{advice}")
+        raise ValueError(f"mesh dimensions {unknown} of {names} are unknown; accepted: {MESH_DIMS}")
     if list(names) != [name for name in MESH_DIMS if name in names]:
         raise ValueError(f"mesh dimensions {names} must stand in the order {MESH_DIMS}, so that ep is innermost")
     if mesh.get_coordinate() is None:

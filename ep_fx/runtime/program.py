@@ -109,9 +109,11 @@ class _Run(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         if ctx.saved is None:
             raise RuntimeError(
-                "backward ran a second time on one forward of an ep_fx module; its saved values are freed as they are "
-                "used. Call forward again; pipeline schedules that split backward into inputs and weights are not "
-                "supported"
+                "backward ran a second time on one forward of an ep_fx module; expected one, which computes all "
+                "gradients and frees the saved values as they are used. For another backward call forward again. "
+                "Zero-bubble pipeline schedules (InterleavedZeroBubble, ZBVZeroBubble, DualPipeV) call backward once "
+                "for the inputs and once more for the weights and are not supported; accepted: GPipe, 1F1B, "
+                "Interleaved1F1B, LoopedBFS"
             )
         program, call, saved = ctx.program, ctx.call, ctx.saved
         _refuse_changed(program, ctx.versions, _versions(_kept(program, call, saved)))

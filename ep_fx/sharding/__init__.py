@@ -1,8 +1,8 @@
 """Layouts of parameters on the mesh, and DTensors in and out."""
 
-from ep_fx.sharding.agree import DisagreementError, agree
+from ep_fx.sharding.agree import DisagreementError, agree, stages_together
 from ep_fx.sharding.layout import as_dtensor, local_shard, make_layout, placements, shard_parameter
-from ep_fx.sharding.mesh import mesh_spec
+from ep_fx.sharding.mesh import mesh_spec, stages_to_join
 from ep_fx.sharding.units import ROOT, find_units
 
 __all__ = [
@@ -16,4 +16,6 @@ __all__ = [
     "mesh_spec",
     "placements",
     "shard_parameter",
+    "stages_to_join",
+    "stages_together",
 ]

@@ -8,7 +8,8 @@ about to do, line by line, while nothing has run.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
 from typing import TypeVar
 
@@ -50,6 +51,33 @@ def agree(mesh: DeviceMesh, what: str, lines: Sequence[str]) -> bool:
         f"  rank {first}: {one or 'nothing more'}\n  rank {other}: {two or 'nothing more'}\n"
         "every rank must transform the same model with the same options, and call it in the same way"
     )
+
+
+@contextmanager
+def stages_together(pipeline: DeviceMesh | None) -> Iterator[None]:
+    """Around what may fail on one stage of a pipeline: leaves on every rank of all stages, or raises on every rank.
+
+    Args:
+        pipeline: the mesh of all stages; None: there are none to wait for.
+
+    Raises:
+        DisagreementError: another stage was stopped by an error, and this one was not.
+    """
+    if pipeline is None or dist.get_backend(pipeline.get_group(0)) == "fake":
+        yield
+        return
+    try:
+        yield
+    except Exception as error:
+        _from_all(pipeline, f"{type(error).__name__}: {error}")
+        raise
+    stopped = {rank: text for rank, text in _from_all(pipeline, "").items() if text}
+    if stopped:
+        rank = min(stopped)
+        raise DisagreementError(
+            f"rank {rank}, of another stage of the mesh {pipeline.mesh_dim_names}, was stopped in transform by "
+            f"{stopped[rank]}"
+        )
 
 
 def _from_all(mesh: DeviceMesh, value: T) -> dict[int, T]:

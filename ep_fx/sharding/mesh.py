@@ -18,12 +18,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from ep_fx.graph import MESH_DIMS, MeshSpec
 
 _GROUPS = "_ep_fx_groups"
+_FSDP_EP, _EXCHANGE = "ep_fx_fsdp_ep", "ep_fx_exchange"
 
 
 def mesh_spec(mesh: DeviceMesh, sizes: dict[str, int]) -> MeshSpec:
     """Names of the groups that the passes need: ``fsdp``, ``ep``, ``replicate``, ``fsdp x ep``, and the exchange's.
 
-    Collective where ``ep`` has more than one rank: all ranks of the mesh must call it.
+    Collective where ``ep`` has more than one rank: all ranks of the mesh, and of the mesh that it was sliced from, must
+    call it.
     """
     groups: dict[tuple[str, ...], str] = {}
     for dim in MESH_DIMS:
@@ -31,9 +33,20 @@ def mesh_spec(mesh: DeviceMesh, sizes: dict[str, int]) -> MeshSpec:
             groups[(dim,)] = mesh.get_group(dim).group_name
     dense = tuple(dim for dim in ("fsdp", "ep") if sizes.get(dim, 1) > 1)
     if len(dense) == 2:
-        groups[dense] = _group(mesh, dense, "ep_fx_fsdp_ep")
+        groups[dense] = _group(mesh, dense, _FSDP_EP)
     exchange = _exchange_group(mesh) if dense == ("ep",) else ""
     return MeshSpec(sizes=dict(sizes), groups=groups, exchange=exchange)
+
+
+def stages_to_join(mesh: DeviceMesh, sizes: dict[str, int]) -> DeviceMesh | None:
+    """The mesh of all pipeline stages, where `mesh` is the submesh of one and `mesh_spec` is about to make groups.
+
+    A group is made by all ranks of the whole mesh, members or not: a stage that stops before leaves the others waiting.
+    """
+    root = mesh._get_root_mesh()
+    first = _FSDP_EP if sizes.get("fsdp", 1) > 1 else _EXCHANGE
+    due = sizes.get("ep", 1) > 1 and first not in root.__dict__.get(_GROUPS, {})
+    return root if due and root.size() > mesh.size() else None
 
 
 def _exchange_group(mesh: DeviceMesh) -> str:
@@ -43,7 +56,7 @@ def _exchange_group(mesh: DeviceMesh) -> str:
     name it by how many groups this rank is in, and hang where its peers are in another number of them.
     """
     backend = dist.get_backend_config(mesh.get_group("ep"))
-    return _group(mesh, ("ep",), "ep_fx_exchange", backend_override=backend)
+    return _group(mesh, ("ep",), _EXCHANGE, backend_override=backend)
 
 
 def _group(mesh: DeviceMesh, dims: tuple[str, ...], name: str, **options: Any) -> str:

@@ -8,7 +8,7 @@ ARGUMENTS = {
     "no names": ("ValueError", "(4,) has no dimension names", "mesh_dim_names"),
     "order": ("ValueError", "('ep', 'fsdp')", "must stand in the order ('replicate', 'fsdp', 'ep', 'tp')"),
     "unknown dimension": ("ValueError", "['dp']", "accepted: ('replicate', 'fsdp', 'ep', 'tp')"),
-    "pp": ("ValueError", "['pp']", "slice the stage's submesh"),
+    "pp": ("ValueError", "mesh dimension 'pp'", "the submesh of that stage, mesh['ep']"),
     "tp": ("ValueError", "'tp' has size 2", "accepted"),
     "no cuda": ("ValueError", "'cuda' is not available", "'cpu'"),
     "no npu": ("ValueError", "'npu' has no backend", ""),
