@@ -1,0 +1,96 @@
+"""The gradients of a styled module are those of the mean over `ep` of each rank's loss.
+
+    split over ep (experts)     holds the sum over ep, the exchange brought the tokens    -> divided by ep
+    not split (router, ...)     holds this rank's loss only                               -> averaged over ep
+
+A mean over more ranks, such as FSDP's, may follow: means of means over groups of equal size. A parameter that FSDP
+averages over a group which contains the ep group is left alone. Averaging happens on each new gradient before it is
+accumulated, or, under FSDP, on the whole of the accumulated shard: earlier micro-batches are equal on all ranks by
+then, and a mean of equal values is the value.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor
+
+from ep_fx.styles import _fsdp
+
+
+def scaled_gradient(parameter: Tensor, factor: float) -> Tensor:
+    """`parameter` as it is; its gradient times `factor`."""
+    return cast(Tensor, _Scaled.apply(parameter, factor))  # type: ignore[no-untyped-call]
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * ctx.factor, None
+
+
+class _Average:
+    """Hook on a parameter or its gradient: the mean over the ranks of a group."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+
+    def of_gradient(self, grad: Tensor) -> Tensor:
+        """For `Tensor.register_hook`: replaces a gradient before it is accumulated."""
+        mean = grad.clone(memory_format=torch.contiguous_format)
+        self._average(mean)
+        return mean
+
+    def of_parameter(self, parameter: Tensor) -> None:
+        """For FSDP, which reduces and accumulates first and then calls the sharded parameter's hooks."""
+        if parameter.grad is not None:
+            self._average(parameter.grad)
+
+    def _average(self, grad: Tensor) -> None:
+        local = grad.to_local() if isinstance(grad, DTensor) else grad
+        dist.all_reduce(local, group=self.group)
+        local.div_(self.group.size())
+
+
+def average_dense(module: nn.Module, split: frozenset[str], group: Any) -> None:
+    """Sees to it that the gradients of the parameters of `module` that are not `split` are averaged over `group`.
+
+    To be called in forward, when it is known how FSDP holds them; what it registers stays with the parameter, once.
+    """
+    ranks = dist.get_process_group_ranks(group)
+    for owner, leaf, parameter in _dense(module, split):
+        sharded = _fsdp.find(owner, leaf)
+        if sharded is not None and _fsdp.reduces_over(sharded, ranks):
+            continue
+        if sharded is not None:
+            _once(sharded.sharded_param, "_post_accumulate_grad_hooks", group)
+        elif parameter.requires_grad:
+            _once(parameter, "_backward_hooks", group)
+
+
+def _dense(module: nn.Module, split: frozenset[str]) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+    for path, owner in module.named_modules():
+        for leaf, parameter in owner.named_parameters(recurse=False):
+            if (f"{path}.{leaf}" if path else leaf) not in split:
+                yield owner, leaf, parameter
+
+
+def _once(parameter: nn.Parameter, kind: str, group: Any) -> None:
+    hooks = (getattr(parameter, kind, None) or {}).values()
+    if any(isinstance(getattr(hook, "__self__", None), _Average) for hook in hooks):
+        return
+    average = _Average(group)
+    if kind == "_backward_hooks":
+        parameter.register_hook(average.of_gradient)
+    else:
+        parameter.register_post_accumulate_grad_hook(average.of_parameter)
