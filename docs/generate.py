@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ep_fx
-from ep_fx.graph import ParallelGraph, Phase, Role, find_regions, info_of, role_of
+from ep_fx.graph import MeshSpec, ParallelGraph, Phase, Role, find_regions, info_of, role_of
 from ep_fx.testing.mutate.base import operators
 from ep_fx.verify import RULES, verify
 from ep_fx.verify.reasons import WHY
@@ -60,18 +61,18 @@ class _Model(nn.Module):
         return x
 
 
-def _module(**sizes: int) -> ep_fx.EPModule:
+def _module(policy: Literal["strict", "early"] = "strict", **sizes: int) -> ep_fx.EPModule:
     mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    return ep_fx.transform(_Model(), mesh, example_inputs=(torch.zeros(6, 16),))
+    return ep_fx.transform(_Model(), mesh, example_inputs=(torch.zeros(6, 16),), expert_reshard=policy)
 
 
 def _reductions(**sizes: int) -> str:
     return format_reductions(reduction_table(_module(**sizes).graph))
 
 
-def _order() -> str:
+def _order(policy: Literal["strict", "early"]) -> str:
     """The order of gathers and exchanges of one block, forward then backward, as the graph has it."""
-    graph = _module(fsdp=2, ep=2).graph
+    graph = _module(policy, fsdp=2, ep=2).graph
     parts = {node: region for region in find_regions(graph) for nodes in region.members.values() for node in nodes}
     words = {Role.UNSHARD: "unshard", Role.RESHARD: "reshard", Role.REDUCE_GRAD: "reduce_grad"}
     lines: list[str] = []
@@ -114,13 +115,15 @@ def _examples(graph: ParallelGraph) -> dict[str, tuple[str, str]]:
         for rule in report.broken:
             if len(report.broken) < found.get(rule, (99, "", ""))[0]:
                 violation = report.of(rule).violations[0]
-                text = _portable(describe(RULES[rule], violation, list(mutant)))
+                text = _portable(describe(RULES[rule], violation, list(mutant)), graph.manifest.mesh)
                 found[rule] = (len(report.broken), operator.sentence, text)
     return {rule: (sentence, text) for rule, (_, sentence, text) in found.items()}
 
 
-def _portable(text: str) -> str:
-    """Without what differs between machines and days: the file of this model, torch's numbering of symbols."""
+def _portable(text: str, mesh: MeshSpec) -> str:
+    """Without what differs between machines and days: the file of this model, torch's numbers of symbols and groups."""
+    for dims, name in mesh.groups.items():
+        text = text.replace(f"'{name}'", f"'{'_'.join(dims)}'")
     return re.sub(r"\bs\d+\b", "s0", re.sub(r"/[^\s:]*/\w+\.py:\d+", "model.py:12", text))
 
 
@@ -128,7 +131,8 @@ GENERATED: dict[str, Callable[[], str]] = {
     "reductions-fsdp2-ep2": lambda: _reductions(fsdp=2, ep=2),
     "reductions-fsdp1-ep4": lambda: _reductions(fsdp=1, ep=4),
     "reductions-replicate2-fsdp2-ep1": lambda: _reductions(replicate=2, fsdp=2, ep=1),
-    "order-fsdp2-ep2": _order,
+    "order-strict": lambda: _order("strict"),
+    "order-early": lambda: _order("early"),
     "rules": _rules,
 }
 
