@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
 from ep_fx.testing import Event, RankPools, assert_same_sequence
 from tests.models.tiny_moe import next_token_loss, token_ids
@@ -69,9 +70,34 @@ def test_fe_02_every_gradient_is_there_finite_and_equal_to_the_oracles(trained: 
 
 
 def test_fe_02_every_gradient_equals_that_of_ep_without_fsdp(trained: Training, ranks: RankPools) -> None:
-    for got, plain in zip(trained.distinct, ranks(4).run(without_fsdp), strict=True):
-        assert sum(".experts." in name for name in plain.gradients) == 6
-        assert_all_gradients_close(got.gradients, {n: g for n, g in plain.gradients.items() if g is not None})
+    """With ``-s`` prints the absolute errors that were compared."""
+    plain, want = ranks(4).run(without_fsdp), oracle(make_model, DISTINCT, next_token_loss, DISTINCT).gradients
+    print("\n" + _absolute_errors(trained.distinct, plain, want))
+    for got, other in zip(trained.distinct, plain, strict=True):
+        assert sum(".experts." in name for name in other.gradients) == 6
+        assert_all_gradients_close(got.gradients, {n: g for n, g in other.gradients.items() if g is not None})
+        assert_all_gradients_close(other.gradients, want)
+
+
+def _absolute_errors(both: list[Pass], plain: list[Pass], want: dict[str, Tensor]) -> str:
+    """Table of the largest difference of any element on any rank, for each parameter."""
+
+    def worst(name: str, left: list[Pass], right: list[Tensor | None]) -> str:
+        pairs = [(run.gradients[name], other) for run, other in zip(left, right, strict=True)]
+        return f"{max(float((a - b).abs().max()) for a, b in pairs if a is not None and b is not None):14.2e}"
+
+    columns = ("FSDP+EP-oracle", "EP-oracle", "FSDP+EP-EP", "largest")
+    lines = [f"{'gradient of':32}" + "".join(f"{column:>16}" for column in columns)]
+    for name, expected in want.items():
+        oracles: list[Tensor | None] = [expected] * len(both)
+        numbers = (
+            worst(name, both, oracles),
+            worst(name, plain, oracles),
+            worst(name, both, [run.gradients[name] for run in plain]),
+            f"{float(expected.abs().max()):14.2e}",
+        )
+        lines.append(f"{name:32}" + "".join(f"{number:>16}" for number in numbers))
+    return "\n".join(lines)
 
 
 def test_fe_03_three_steps_lower_the_loss_and_keep_all_parameters_equal_to_the_oracles(trained: Training) -> None:
