@@ -114,7 +114,11 @@ class Run(NamedTuple):
 
 def run_case(case: Case, module: nn.Module, rank: int) -> Run:
     """Forward and backward of `module` on the tokens of `rank`."""
-    tokens, target = (part_of(case, rank, whole).clone() for whole in everything())
+    return run_tokens(module, *(part_of(case, rank, whole).clone() for whole in everything()))
+
+
+def run_tokens(module: nn.Module, tokens: Tensor, target: Tensor) -> Run:
+    """Forward and backward of `module` on `tokens`, [B, S, 64]."""
     tokens.requires_grad_()
     y = module(tokens)
     loss_of(y, target).backward()
