@@ -15,7 +15,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from ep_fx.capture import (
     READINGS,
@@ -35,6 +34,7 @@ from ep_fx.config import (
     Plan,
     check_degrees,
     check_examples,
+    check_parameters,
     check_passes,
     check_plan,
     mesh_sizes,
@@ -163,22 +163,13 @@ def _plan(model: nn.Module, sizes: dict[str, int], options: Options, passes: Seq
             f"this {type(model).__name__} was transformed before, which consumed it: its weights live in the first "
             "module; make the model anew"
         )
-    _check_parameters(model)
+    check_parameters(model)
     experts = find_experts(model, options.plan, ep)
     for item in experts:
         check_degrees(item.path, item.num_experts, top_k_of(model, item), item.ep)
     check_passes(passes, sizes, any(item.ep > 1 for item in experts))
     units = find_units(model, [e.path for e in experts if e.ep > 1 or ep == 1], options.units)
     return _Plan(model, experts, _layouts(model, experts, sizes), units)
-
-
-def _check_parameters(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, DTensor):
-            raise ValueError(
-                f"parameter {name!r} is a DTensor already (fully_shard or another style was applied); transform takes "
-                "the plain model and shards it itself"
-            )
 
 
 def _layouts(model: nn.Module, experts: Sequence[Experts], sizes: dict[str, int]) -> dict[str, Layout]:

@@ -9,10 +9,13 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from ep_fx.graph import DATA_DIMS, MESH_DIMS, Pass, check_contracts, print_pipeline
-from ep_fx.styles import ExpertParallel, ExpertTensorParallel, Style, TensorParallel
+from ep_fx.styles import ExpertParallel, ExpertTensorParallel, Style, TensorParallel, applied_style
 
 Plan = Mapping[str, Style]
 _STYLES = (ExpertParallel, TensorParallel, ExpertTensorParallel)
@@ -188,3 +191,32 @@ def check_examples(inputs: object, kwargs: object) -> None:
         raise TypeError(f"example_inputs must be a tuple of positional arguments, e.g. (ids,), got {got}")
     if kwargs is not None and not isinstance(kwargs, dict):
         raise TypeError(f"example_kwargs must be a dict of keyword arguments, got {type(kwargs).__name__}")
+
+
+def check_parameters(model: nn.Module) -> None:
+    """Checks that nobody has made `model` parallel before: `transform` takes the plain model.
+
+    Raises:
+        ValueError: a style was applied, `fully_shard` was, or a parameter is a DTensor for another reason. With both of
+            them the message is the same, in whatever order they were applied.
+    """
+    if (found := applied_style(model)) is not None:
+        path, style = found
+        raise ValueError(
+            f"{style} was applied to the experts {path!r}; transform splits the experts of the plain model itself: "
+            f"make the model anew, leave apply and fully_shard out, and pass plan={{{path!r}: {style}}}, or no plan to "
+            "split all experts"
+        )
+    units = [path for path, module in model.named_modules() if isinstance(module, FSDPModule)]
+    if units:
+        raise ValueError(
+            f"fully_shard was applied to {len(units)} modules, first {units[0]!r}; transform shards the plain model "
+            "itself over the mesh dimension 'fsdp': make the model anew, leave fully_shard out, and name its modules "
+            "in units=[...] if the default units are not wanted"
+        )
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor):
+            raise ValueError(
+                f"parameter {name!r} is a DTensor {parameter.placements} already, which another parallelism made; "
+                "transform takes the plain model and shards it itself"
+            )

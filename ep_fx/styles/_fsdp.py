@@ -1,28 +1,36 @@
 """What FSDP2 knows about one parameter, and how it is told of a new one.
 
-Private torch API used here, and only here: ``FSDPParam`` (found in the hook that it registers with its module, for
-FSDP keeps no way from a module to an outer unit that shards it), its ``_init_sharded_param``, ``_init_extensions``,
-``mesh_info``, ``sharded_param``, ``sharded_state``, ``fsdp_placement``; ``FSDPModule._get_fsdp_state`` and the
-``gradient_divide_factor`` of its groups; ``DeviceMesh._get_root_mesh``.
+Private torch API used here, and only here: ``FSDPParam`` and ``FSDPParamGroup``, found in the hooks that they register
+with their modules, for FSDP keeps no way from a module to an outer unit that shards it; of the one
+``_init_sharded_param``, ``_init_extensions``, ``mesh_info``, ``sharded_param``, ``sharded_state``, ``fsdp_placement``
+and ``_param_fqn``, of the other ``gradient_divide_factor`` and ``modules``; ``FSDPModule._get_fsdp_state`` for all
+units below one root; ``DeviceMesh._get_root_mesh``.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam, ShardedState
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 
 def find(module: nn.Module, leaf: str) -> FSDPParam | None:
     """What FSDP keeps about the parameter `leaf` of `module`; None where it is not sharded by FSDP."""
-    for hook in module._load_state_dict_post_hooks.values():
-        for cell in getattr(hook, "__closure__", None) or ():
-            found = cell.cell_contents
-            if isinstance(found, FSDPParam) and found._module_info.param_name == leaf:
-                return found
+    for found in _closed_over(module._load_state_dict_post_hooks):
+        if isinstance(found, FSDPParam) and found._module_info.param_name == leaf:
+            return found
     return None
+
+
+def _closed_over(hooks: Mapping[int, Any]) -> Iterator[Any]:
+    """What the functions among `hooks` hold."""
+    for hook in hooks.values():
+        for cell in getattr(hook, "__closure__", None) or ():
+            yield cell.cell_contents
 
 
 def ranks_of(parameter: FSDPParam) -> set[int]:
@@ -55,9 +63,29 @@ def replace(parameter: FSDPParam, whole: nn.Parameter) -> None:
         del parameter._unsharded_param
 
 
-def divide_factor(module: nn.Module) -> float | None:
-    """The factor that a user set with ``set_gradient_divide_factor`` on the unit `module`; None where there is none."""
-    if not isinstance(module, FSDPModule):
+class Unit(NamedTuple):
+    """The FSDP unit that holds parameters of a module, known from the first forward on.
+
+    Args:
+        divide_factor: what a user set with ``set_gradient_divide_factor``.
+        root: the outermost FSDP module.
+        members: every parameter of every unit below `root`, with its module and its name below `root`.
+    """
+
+    divide_factor: float | None
+    root: nn.Module
+    members: tuple[tuple[nn.Module, str, FSDPParam], ...]
+
+
+def unit_of(module: nn.Module) -> Unit | None:
+    """The unit of the parameters of `module`; None where FSDP does not hold them."""
+    groups = (g for g in _closed_over(module._state_dict_pre_hooks) if isinstance(g, FSDPParamGroup))
+    group = next(groups, None)
+    if group is None:
         return None
-    factors = [group.gradient_divide_factor for group in module._get_fsdp_state()._fsdp_param_groups]
-    return next((factor for factor in factors if factor is not None), None)
+    first = group.modules[0]
+    assert isinstance(first, FSDPModule)
+    states = first._get_fsdp_state()._state_ctx.all_states
+    held = [p for state in states for other in state._fsdp_param_groups for p in other.fsdp_params]
+    members = tuple((p._module_info.module, p._param_fqn or p._module_info.param_name, p) for p in held)
+    return Unit(group.gradient_divide_factor, states[0]._modules[0], members)

@@ -38,9 +38,10 @@ def apply_style(style: Any, dims: tuple[str, ...], module: nn.Module, device_mes
 
 
 def applied_style(module: nn.Module) -> tuple[str, Any] | None:
-    """Path and style of the first submodule to which a style was applied; None where there is none."""
-    for path, part in module.named_modules():
-        if (style := style_of(part)) is not None:
+    """Path and style of the first experts below `module` to which a style was applied; None where there are none."""
+    styled = {path: style for path, part in module.named_modules() if (style := style_of(part)) is not None}
+    for path, style in styled.items():
+        if not any(other != path and (not path or other.startswith(f"{path}.")) for other in styled):
             return path, style
     return None
 

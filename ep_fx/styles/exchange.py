@@ -61,13 +61,13 @@ def combine(module: nn.Module, routed_output: Tensor, context: DispatchContext, 
         ``[N, D]``.
 
     Raises:
-        ValueError: not as many rows as `dispatch` returned.
+        ValueError: not one row for each row that `dispatch` returned.
     """
     rows = sum(context.output_splits)
-    if routed_output.shape[0] != rows:
+    if routed_output.dim() != 2 or routed_output.shape[0] != rows:
         raise ValueError(
-            f"{type(module).__name__}: combine got {routed_output.shape[0]} rows, dispatch returned {rows}; experts "
-            "must return one row for each row they get"
+            f"{type(module).__name__}: experts must return [{rows}, D], one row for each row that dispatch gave them, "
+            f"got {tuple(routed_output.shape)}"
         )
     group = device_mesh.get_group("ep")
     return cast(Tensor, _Combine.apply(routed_output, context, group))  # type: ignore[no-untyped-call]

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from ep_fx.styles import _fsdp
 from ep_fx.styles.exchange import combine, dispatch, tied
-from ep_fx.styles.gradients import average_dense, scaled_gradient
+from ep_fx.styles.gradients import average_dense, check_fsdp, scaled_gradient
 from ep_fx.styles.partial import enter, leave
 
 _MARK = "ep_fx_style"
@@ -83,10 +82,11 @@ def experts_forward(split: Split) -> Callable[..., Tensor]:
         x, counts = call.arguments[x_name], call.arguments[counts_name]
         scores_name = _scores_argument(split, call, others)
         scores = call.arguments[scores_name] if scores_name else None
-        _check_call(split, self, x, counts, scores)
+        _check_call(split, x, counts, scores)
         local = local_view(self, 1 / split.size("ep"))
         context = None
         if split.size("ep") > 1:
+            check_fsdp(f"{split.path}, {split.style}", self, split.mesh.get_group("ep"), style_of)
             x, counts, scores, context = dispatch(self, split.mesh, x, counts, scores)
         if split.size("tp") > 1:
             x, scores = enter(x, scores, split.mesh)
@@ -149,7 +149,7 @@ def _scores_argument(split: Split, call: inspect.BoundArguments, others: list[st
     return tensors[0] if tensors else None
 
 
-def _check_call(split: Split, experts: nn.Module, x: Any, counts: Any, scores: Tensor | None) -> None:
+def _check_call(split: Split, x: Any, counts: Any, scores: Tensor | None) -> None:
     if x.dim() != 2 or tuple(counts.shape) != (split.num_experts,):
         raise ValueError(
             f"{split.path}: expected x [N, D] in expert order and counts [{split.num_experts}], the number of experts "
@@ -157,9 +157,3 @@ def _check_call(split: Split, experts: nn.Module, x: Any, counts: Any, scores: T
         )
     if scores is not None and tuple(scores.shape) not in ((x.shape[0],), (x.shape[0], 1)):
         raise ValueError(f"{split.path}: scores must be [{x.shape[0]}] or [{x.shape[0]}, 1], got {tuple(scores.shape)}")
-    factor = _fsdp.divide_factor(experts)
-    if factor is not None:
-        raise ValueError(
-            f"{split.path}: set_gradient_divide_factor({factor:g}) on experts to which {split.style} was applied would "
-            "divide their gradients twice; leave it out, the style divides by the size of 'ep' and FSDP by its own"
-        )

@@ -10,7 +10,8 @@ then, and a mean of equal values is the value.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
@@ -20,6 +21,9 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
 from ep_fx.styles import _fsdp
+
+_CHECKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""Outermost FSDP modules in which every gradient is known to be reduced over ``ep``."""
 
 
 def scaled_gradient(parameter: Tensor, factor: float) -> Tensor:
@@ -94,3 +98,42 @@ def _once(parameter: nn.Parameter, kind: str, group: Any) -> None:
         parameter.register_hook(average.of_gradient)
     else:
         parameter.register_post_accumulate_grad_hook(average.of_parameter)
+
+
+def check_fsdp(where: str, experts: nn.Module, group: Any, style_of: Callable[[nn.Module], Any]) -> None:
+    """Checks, once for a model and when gradients are wanted, that FSDP and the style together reduce each gradient.
+
+    Args:
+        where: the experts and their style, for messages.
+        group: ranks along ``ep``.
+        style_of: the style of a module, None where it has none.
+
+    Raises:
+        ValueError: the experts' gradients would be divided twice, or parameters of the model outside of what the style
+            was given are not reduced over ``ep``.
+    """
+    unit = _fsdp.unit_of(experts) if torch.is_grad_enabled() else None
+    if unit is None:
+        return
+    if unit.divide_factor is not None:
+        raise ValueError(
+            f"{where}: set_gradient_divide_factor({unit.divide_factor:g}) on the FSDP unit of these experts would "
+            "divide their gradients twice; leave it out, the style divides by the size of 'ep' and FSDP by its own"
+        )
+    if unit.root in _CHECKED:
+        return
+    ranks = dist.get_process_group_ranks(group)
+    averaged = {part for owner in unit.root.modules() if style_of(owner) is not None for part in owner.modules()}
+    missing = [
+        name
+        for owner, name, parameter in unit.members
+        if owner not in averaged and parameter.sharded_param.requires_grad and not _fsdp.reduces_over(parameter, ranks)
+    ]
+    if missing:
+        raise ValueError(
+            f"{where}: the gradients of {len(missing)} parameters outside of what the style was applied to, "
+            f"{missing[:4]}, would be those of one 'ep' rank: fully_shard does not average them over ranks {ranks}. "
+            "Apply the style to the whole MoE, or shard them over fsdp x ep: fully_shard(..., "
+            "mesh=mesh['fsdp', 'ep']._flatten('data'))"
+        )
+    _CHECKED.add(unit.root)

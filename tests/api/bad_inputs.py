@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_module
 
 import ep_fx
 from ep_fx.testing import local_mesh
@@ -98,6 +99,7 @@ def arguments(rank: int) -> dict[str, tuple[str, str, int]]:
     missing = DeviceMesh("npu", torch.arange(4), mesh_dim_names=("ep",), _init_backend=False)
     sharded = HandMoE()
     fully_shard(sharded, mesh=mesh["fsdp"])
+    styled, other = ep_fx.ExpertParallel().apply(HandMoE(), mesh), distribute_module(HandMoE(), mesh["ep"])
 
     def with_(**options: Any) -> Callable[[], Any]:
         return lambda: ep_fx.transform(HandMoE(), mesh, **options)
@@ -114,7 +116,9 @@ def arguments(rank: int) -> dict[str, tuple[str, str, int]]:
             "no mesh": lambda: ep_fx.transform(HandMoE(), (2, 2)),  # type: ignore[arg-type]
             "no module": lambda: ep_fx.transform(print, mesh),  # type: ignore[arg-type]
             "no experts": lambda: ep_fx.transform(torch.nn.Linear(4, 4), mesh),
-            "DTensor": lambda: ep_fx.transform(sharded, mesh),
+            "fully_shard": lambda: ep_fx.transform(sharded, mesh),
+            "style": lambda: ep_fx.transform(styled, mesh),
+            "DTensor": lambda: ep_fx.transform(other, mesh),
             "plan matches nothing": with_(plan={"*.expert": ep_fx.ExpertParallel()}),
             "plan matches no experts": with_(plan={"router": ep_fx.ExpertParallel()}),
             "plan over tp": with_(plan={"experts": ep_fx.ExpertTensorParallel()}),

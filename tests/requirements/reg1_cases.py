@@ -10,6 +10,7 @@ expert included, are compared with the full model in one process. Convention: me
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -117,11 +118,13 @@ def run_case(case: Case, module: nn.Module, rank: int) -> Run:
     return run_tokens(module, *(part_of(case, rank, whole).clone() for whole in everything()))
 
 
-def run_tokens(module: nn.Module, tokens: Tensor, target: Tensor) -> Run:
+def run_tokens(
+    module: nn.Module, tokens: Tensor, target: Tensor, loss: Callable[[Tensor, Tensor], Tensor] = loss_of
+) -> Run:
     """Forward and backward of `module` on `tokens`, [B, S, 64]."""
     tokens.requires_grad_()
     y = module(tokens)
-    loss_of(y, target).backward()
+    loss(y, target).backward()
     assert tokens.grad is not None
     gradients = {name: _whole(p.grad) for name, p in module.named_parameters() if p.requires_grad}
     return Run(y.detach(), tokens.grad, gradients)

@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -27,15 +28,17 @@ def all_data_ranks(mesh: DeviceMesh) -> DeviceMesh:
 
 
 class Outer(nn.Module):
-    """Something with an MoE layer inside, under the layer's own parameter names."""
+    """Something with an MoE layer inside; its parameters go by the layer's own names."""
 
     def __init__(self, moe: nn.Module) -> None:
         super().__init__()
-        self.__dict__["moe"] = moe
-        self.router, self.experts, self.shared = moe.router, moe.experts, moe.shared
+        self.moe = moe
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.__dict__["moe"](x)
+        return self.moe(x)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.moe.named_parameters(*args, **kwargs)
 
 
 def _style_alone(moe: nn.Module, style: Style, mesh: DeviceMesh) -> nn.Module:
