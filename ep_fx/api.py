@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -21,11 +22,13 @@ from ep_fx.capture import (
     STATIC,
     Experts,
     Inputs,
+    Stacking,
     Trace,
     build_graph,
     find_experts,
     outside_modes,
     parameter_placeholder,
+    stack_experts,
     top_k_of,
     trace_joint,
 )
@@ -96,7 +99,9 @@ def transform(
         verify: run the rule table after every pass.
 
     Returns:
-        The module: same forward, same parameter names, DTensor parameters, ordinary ``backward()``.
+        The module: same forward, same parameter names, DTensor parameters, ordinary ``backward()``. The parameters of
+            experts in a ModuleList are stacked under one name without the number, ``experts.3.w1 -> experts.w1``;
+            ``load_state_dict`` takes the model's own state, and ``full_state_dict()`` gives it back.
 
     Raises:
         TypeError, ValueError: what was given cannot work; the message names the parameter, mesh dimension or module
@@ -104,7 +109,7 @@ def transform(
         PassError: a pass broke a rule.
     """
     sizes = mesh_sizes(mesh)
-    with stages_together(stages_to_join(mesh, sizes)):
+    with stages_together(stages_to_join(mesh, sizes)), ExitStack() as undo:
         try:
             passes = default_pipeline() if pipeline is None else pipeline_of(pipeline)
             options = Options(plan, reshard_after_forward, expert_reshard, units, grad_reduce, dynamic, verify)
@@ -115,10 +120,12 @@ def transform(
         except (TypeError, ValueError) as error:  # a rank that alone has it must not leave the others waiting
             agree(mesh, "models", [f"{type(error).__name__}: {error}"])
             raise
+        undo.callback(planned.stacking.undo)
         agree(mesh, "models", [*planned.lines(), f"pipeline {print_pipeline(passes)}", f"options {options}"])
+        undo.pop_all()
     _CONSUMED.add(model)
     compiler = _Compiler(model, torch.device(mesh.device_type), planned, mesh_spec(mesh, sizes), options, passes)
-    module = EPModule(model, _shard(model, planned.layouts, mesh), planned.layouts, mesh, compiler)
+    module = EPModule(model, _shard(planned, mesh), planned.layouts, planned.stacking.stacks, mesh, compiler)
     if example_inputs is not None or example_kwargs is not None:
         try:
             module.prepare(*(example_inputs or ()), **(example_kwargs or {}))
@@ -134,6 +141,7 @@ class _Plan:
     """What is decided before a process group is made: experts, the layout of each parameter, its unit."""
 
     model: nn.Module
+    stacking: Stacking
     experts: list[Experts]
     layouts: dict[str, Layout]
     units: dict[str, str]
@@ -163,6 +171,7 @@ def _plan(model: nn.Module, sizes: dict[str, int], options: Options, passes: Seq
             f"this {type(model).__name__} was transformed before, which consumed it: its weights live in the first "
             "module; make the model anew"
         )
+<<<<<<< HEAD
     check_parameters(model)
     experts = find_experts(model, options.plan, ep)
     for item in experts:
@@ -170,6 +179,20 @@ def _plan(model: nn.Module, sizes: dict[str, int], options: Options, passes: Seq
     check_passes(passes, sizes, any(item.ep > 1 for item in experts))
     units = find_units(model, [e.path for e in experts if e.ep > 1 or ep == 1], options.units)
     return _Plan(model, experts, _layouts(model, experts, sizes), units)
+=======
+    _check_parameters(model)
+    stacking = stack_experts(model)
+    try:
+        experts = find_experts(model, options.plan, ep, stacking.reasons)
+        for item in experts:
+            check_degrees(item.path, item.num_experts, top_k_of(model, item), item.ep)
+        check_passes(passes, sizes, any(item.ep > 1 for item in experts))
+        units = find_units(model, [e.path for e in experts if e.ep > 1 or ep == 1], options.units)
+    except (TypeError, ValueError):
+        stacking.undo()
+        raise
+    return _Plan(model, stacking, experts, _layouts(model, experts, sizes), units)
+>>>>>>> 9b762cc (Experts in a ModuleList: the loop over them is tried, proven and replaced, never traced)
 
 
 def _layouts(model: nn.Module, experts: Sequence[Experts], sizes: dict[str, int]) -> dict[str, Layout]:
@@ -177,15 +200,19 @@ def _layouts(model: nn.Module, experts: Sequence[Experts], sizes: dict[str, int]
     return {name: make_layout(tuple(p.shape), name in split_over_ep, sizes) for name, p in model.named_parameters()}
 
 
-def _shard(model: nn.Module, layouts: Mapping[str, Layout], mesh: DeviceMesh) -> dict[str, nn.Parameter]:
+def _shard(plan: _Plan, mesh: DeviceMesh) -> dict[str, nn.Parameter]:
     """Sharded parameter under every name; the model's own parameters move to meta one by one, so that the full weights
     are freed as we go."""
+    model, layouts, stacks = plan.model, plan.layouts, plan.stacking.stacks
+    plan.stacking.replaced.clear()
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
     sharded: dict[str, nn.Parameter] = {}
     for parameter in list(names):
         aliases = names.pop(parameter)
+        if aliases[0] in stacks:
+            parameter = nn.Parameter(stacks[aliases[0]].take(), requires_grad=parameter.requires_grad)
         twin = shard_parameter(parameter, layouts[aliases[0]], mesh)
         empty = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
         for name in aliases:

@@ -22,6 +22,7 @@ from ep_fx.api import transform
 from ep_fx.capture import drop_caches
 from ep_fx.config import mesh_sizes
 from ep_fx.graph import DATA_DIMS
+from ep_fx.runtime import EPModule
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 
@@ -123,6 +124,8 @@ def _run(module: nn.Module, inputs: Sequence[Any], kwargs: dict[str, Any]) -> tu
         if parameter.requires_grad:
             gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
             gradients[name] = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+    if isinstance(module, EPModule):
+        gradients = module.by_original_names(gradients)
     return {name: tensor.detach() for name, tensor in tensors.items()}, gradients
 
 

@@ -1,7 +1,17 @@
 """From an unmodified model to a clean joint graph. Private torch API is used here, in `sharding` and in `ops` only."""
 
 from ep_fx.capture.build import build_graph, parameter_placeholder
-from ep_fx.capture.experts import Experts, find_experts, register_experts, top_k_of
+from ep_fx.capture.experts import (
+    Experts,
+    Stack,
+    Stacking,
+    find_experts,
+    fold,
+    register_experts,
+    stack_experts,
+    top_k_of,
+    unfold,
+)
 from ep_fx.capture.inputs import READINGS, STATIC, Inputs
 from ep_fx.capture.joint import Trace, outside_modes, trace_joint
 from ep_fx.capture.outputs import drop_caches, refuse_caches
@@ -11,14 +21,19 @@ __all__ = [
     "STATIC",
     "Experts",
     "Inputs",
+    "Stack",
+    "Stacking",
     "Trace",
     "build_graph",
     "drop_caches",
     "find_experts",
+    "fold",
     "parameter_placeholder",
     "outside_modes",
     "refuse_caches",
     "register_experts",
+    "stack_experts",
     "top_k_of",
     "trace_joint",
+    "unfold",
 ]

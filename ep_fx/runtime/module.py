@@ -1,7 +1,8 @@
 """`EPModule`: what `transform` returns, an ordinary `nn.Module` with the model's names.
 
-Parameters are DTensors on the user's mesh under their original names; buffers stand under theirs; forward takes the
-model's arguments and returns its output class. Train, eval and no-grad are captured apart, at their first call.
+Parameters are DTensors on the user's mesh under their original names, those of a list of experts as one stack under the
+name of the list (``experts.3.w1 -> experts.w1``); buffers stand under theirs; forward takes the model's arguments and
+returns its output class. Train, eval and no-grad are captured apart, at their first call.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import functools
 import inspect
 import threading
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from ep_fx.capture import Inputs, refuse_caches
+from ep_fx.capture import Inputs, Stack, fold, refuse_caches, unfold
 from ep_fx.graph import Layout, ParallelGraph, format_records, print_graph
 from ep_fx.graph.summary import format_summary, summarise
 from ep_fx.runtime.program import Call, Program, run
@@ -39,12 +40,14 @@ class EPModule(nn.Module):
         template: the model, its parameters on the meta device; captured again for each new mode and input structure.
         parameters: sharded parameter of each name, under every name it has in the model.
         layouts: layout of each parameter, by its first name.
+        stacks: parameters that stand for those of the experts in a list, by name.
         mesh: the user's mesh.
         compile_program: from inputs, whether gradients are due, and whether to hint real sizes, to a program.
     """
 
     _template: nn.Module
     _layouts: dict[str, Layout]
+    _stacks: dict[str, Stack]
     _mesh: DeviceMesh
     _compile: Compile
     _programs: dict[Hashable, list[Program]]
@@ -58,6 +61,7 @@ class EPModule(nn.Module):
         template: nn.Module,
         parameters: dict[str, nn.Parameter],
         layouts: dict[str, Layout],
+        stacks: dict[str, Stack],
         mesh: DeviceMesh,
         compile_program: Compile,
     ) -> None:
@@ -66,6 +70,7 @@ class EPModule(nn.Module):
         hidden = {
             "_template": template,
             "_layouts": layouts,
+            "_stacks": stacks,
             "_mesh": mesh,
             "_compile": compile_program,
             "_programs": {},
@@ -196,6 +201,20 @@ class EPModule(nn.Module):
             "state_dict(), and transform a new model to load it"
         )
 
+    # -- state -----------------------------------------------------------------------------------------------------
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """The state as the model had it before `transform`: full tensors under its own names, on every rank's device.
+
+        Experts of a list stand under their own names again, so that the model's class loads it with ``strict=True``.
+        Collective: all ranks of the mesh must call it; each full tensor is gathered in turn.
+        """
+        state = {name: _full(value) for name, value in self.state_dict().items()}
+        return self.by_original_names(state)
+
+    def by_original_names(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Full tensors by this module's parameter names (weights, gradients) under the names that the model had."""
+        return unfold(tensors, self._stacks)
+
     # -- looking ---------------------------------------------------------------------------------------------------
     @property
     def programs(self) -> list[Program]:
@@ -266,9 +285,14 @@ class EPModule(nn.Module):
         return f"{type(self._template).__name__}, mesh {sizes}"
 
 
+def _full(value: torch.Tensor) -> torch.Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
 def _shard_full_tensors(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """Lets ``load_state_dict`` take the original model's full tensors: each rank keeps its shard."""
     assert isinstance(module, EPModule)
+    fold(state, module._stacks, prefix)
     for name, parameter in module.named_parameters(remove_duplicate=False):
         value = state.get(prefix + name)
         if not isinstance(parameter, DTensor) or value is None or isinstance(value, DTensor):

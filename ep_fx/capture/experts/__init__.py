@@ -10,35 +10,50 @@ from typing import Any
 from torch import nn
 
 from ep_fx.capture.experts.base import Experts, Family, where
-from ep_fx.capture.experts.explicit import Explicit, register_experts
+from ep_fx.capture.experts.explicit import Explicit, is_registered, register_experts
 from ep_fx.capture.experts.grouped import Grouped
 from ep_fx.capture.experts.huggingface import HuggingFace
+from ep_fx.capture.experts.module_list import ModuleLists, Stack, StackedExperts, Stacking, fold, stack_lists, unfold
 
-FAMILIES: tuple[Family, ...] = (Explicit(), HuggingFace(), Grouped())
+FAMILIES: tuple[Family, ...] = (Explicit(), HuggingFace(), Grouped(), ModuleLists())
 FORMS = tuple(family.form for family in FAMILIES)
 """The accepted forms in words, for messages."""
 _TOP_K = ("top_k", "topk", "num_experts_per_tok", "num_experts_per_token", "experts_per_token")
 
-__all__ = ["FORMS", "Experts", "find_experts", "install", "register_experts", "top_k_of"]
+__all__ = [
+    "FORMS", "Experts", "Stack", "Stacking", "find_experts", "fold", "install", "register_experts", "stack_experts",
+    "top_k_of", "unfold",
+]
 
 
-def find_experts(model: nn.Module, plan: Mapping[str, Any] | None, ep: int) -> list[Experts]:
+def stack_experts(model: nn.Module) -> Stacking:
+    """Makes one module with stacked parameters of each list of experts in `model`; see `find_experts`."""
+    return stack_lists(model, is_registered)
+
+
+def find_experts(
+    model: nn.Module, plan: Mapping[str, Any] | None, ep: int, reasons: Mapping[str, str] | None = None
+) -> list[Experts]:
     """The experts modules of `model`, in module order.
 
     Args:
         plan: module-path patterns of what is split over ``ep``; None: all that is recognised; ``{}``: nothing.
         ep: size of the mesh dimension ``ep``.
+        reasons: why a list of experts was not recognised, by module path.
 
     Raises:
-        ValueError: nothing recognised while it must be, or a pattern that matches no experts.
+        ValueError: nothing recognised while it must be, a list of experts that is not recognised, or a pattern that
+            matches no experts.
     """
     families = {path: family for path, module in model.named_modules() if (family := _family(module))}
-    chosen = set(families) if plan is None else _planned(model, families, plan)
-    if ep > 1 and plan is None and not families:
+    chosen = set(families) if plan is None else _planned(model, families, plan, reasons or {})
+    if ep > 1 and plan is None and not families and not reasons:
         raise ValueError(
             f"no MoE experts were recognised in {type(model).__name__}, but the mesh dimension 'ep' has size {ep}; "
             f"{_hint(model)}accepted forms: {list(FORMS)}; for a model without experts pass plan={{}}"
         )
+    if ep > 1 and plan is None and reasons:
+        raise ValueError(_not_recognised(list(reasons.values())))
     modules = dict(model.named_modules())
     return [_describe(path, modules[path], family, ep if path in chosen else 1) for path, family in families.items()]
 
@@ -49,17 +64,37 @@ def _family(module: nn.Module) -> Family | None:
 
 def _describe(path: str, module: nn.Module, family: Family, ep: int) -> Experts:
     number = family.num_experts(module)
+    lists = [name for name, inner in module.named_modules() if isinstance(inner, StackedExperts)]
     parameters = tuple(
         f"{path}.{name}" if path else name
         for name, p in module.named_parameters()
-        if p.dim() > 0 and p.shape[0] == number and ("." not in name or family.name == "explicit")
+        if p.dim() > 0 and p.shape[0] == number and _is_of_experts(name, family, lists)
     )
     return Experts(path, module, family.name, number, parameters, ep)
 
 
-def _planned(model: nn.Module, families: Mapping[str, Family], plan: Mapping[str, Any]) -> set[str]:
+def _is_of_experts(name: str, family: Family, lists: Sequence[str]) -> bool:
+    """Whether the parameter `name` of a module of `family` is the experts', by where it stands."""
+    if lists:  # what stands beside the lists counts experts by chance or for a router
+        return any(not path or name.startswith(f"{path}.") for path in lists)
+    return "." not in name or family.name == "explicit"
+
+
+def _not_recognised(reasons: Sequence[str]) -> str:
+    return (
+        f"{'; '.join(reasons)}. Experts in a ModuleList are split over 'ep' only where it is proven what their parent "
+        "computes; a few lines tell it: ep_fx.register_experts(cls, fn) for the parent's class, with fn(module, x) "
+        f"calling ep_fx.moe(tokens, ids, weights, module.experts, num_experts). Accepted forms: {list(FORMS)}"
+    )
+
+
+def _planned(
+    model: nn.Module, families: Mapping[str, Family], plan: Mapping[str, Any], reasons: Mapping[str, str]
+) -> set[str]:
     chosen: set[str] = set()
     for pattern in plan:
+        if failed := [reason for path, reason in reasons.items() if fnmatchcase(path, pattern)]:
+            raise ValueError(f"plan: pattern {pattern!r}: {_not_recognised(failed)}")
         hits = {path for path in families if fnmatchcase(path, pattern)}
         if not hits:
             others = [path for path, _ in model.named_modules() if path and fnmatchcase(path, pattern)]

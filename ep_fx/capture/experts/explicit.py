@@ -3,6 +3,8 @@
     def forward(module, x, ids, weights):
         return ep_fx.moe(x, ids, weights, lambda rows, counts: ..., num_experts=8)
     ep_fx.register_experts(MyExperts, forward)
+
+In a class with a ModuleList of experts, ``module.experts`` is then one module, to be given to `ep_fx.moe` as it is.
 """
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from ep_fx.capture.experts.base import Experts
+from ep_fx.capture.experts.module_list import StackedExperts
 from ep_fx.ops.moe import region
 
 ExpertsForward = Callable[..., Any]
@@ -24,7 +27,9 @@ def register_experts(cls: type[nn.Module], fn: ExpertsForward) -> None:
     """Says how to trace every instance of `cls`: by ``fn(module, *args, **kwargs)``, which calls `ep_fx.moe` once.
 
     The parameters of the module whose dim 0 equals ``module.num_experts`` (or, without that attribute, the dim 0 of
-    its first parameter) are the experts' and are split over ``ep``.
+    its first parameter) are the experts' and are split over ``ep``. A ModuleList of identical modules under a name with
+    "expert" becomes one module with stacked parameters (``experts.3.w1 -> experts.w1 [E, ...]``), which takes
+    ``(rows, tokens_per_expert)``; then these are the experts' parameters.
 
     Raises:
         TypeError: `cls` is not a Module class.
@@ -32,6 +37,11 @@ def register_experts(cls: type[nn.Module], fn: ExpertsForward) -> None:
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
         raise TypeError(f"register_experts takes a torch.nn.Module class, got {cls!r}")
     _FORWARDS[cls] = fn
+
+
+def is_registered(module: nn.Module) -> bool:
+    """Whether the class of `module` was given to `register_experts`."""
+    return type(module) in _FORWARDS
 
 
 class Explicit:
@@ -42,10 +52,13 @@ class Explicit:
 
     def accepts(self, module: nn.Module) -> bool:
         """Whether the class was registered."""
-        return type(module) in _FORWARDS
+        return is_registered(module)
 
     def num_experts(self, module: nn.Module) -> int:
-        """``module.num_experts``, else dim 0 of the first parameter."""
+        """The length of its list of experts, else ``module.num_experts``, else dim 0 of the first parameter."""
+        lists = [inner for inner in module.modules() if isinstance(inner, StackedExperts)]
+        if lists:
+            return len(lists[0])
         number = getattr(module, "num_experts", None)
         return int(number if number is not None else next(module.parameters()).shape[0])
 
