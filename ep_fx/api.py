@@ -109,19 +109,20 @@ def transform(
         PassError: a pass broke a rule.
     """
     sizes = mesh_sizes(mesh)
-    with stages_together(stages_to_join(mesh, sizes)), ExitStack() as undo:
-        try:
-            passes = default_pipeline() if pipeline is None else pipeline_of(pipeline)
-            options = Options(plan, reshard_after_forward, expert_reshard, units, grad_reduce, dynamic, verify)
-            options = with_policies(options, passes)
-            check_examples(example_inputs, example_kwargs)
-            check_plan(plan, sizes)
-            planned = _plan(model, sizes, options, passes)
-        except (TypeError, ValueError) as error:  # a rank that alone has it must not leave the others waiting
-            agree(mesh, "models", [f"{type(error).__name__}: {error}"])
-            raise
-        undo.callback(planned.stacking.undo)
-        agree(mesh, "models", [*planned.lines(), f"pipeline {print_pipeline(passes)}", f"options {options}"])
+    with ExitStack() as undo:
+        with stages_together(stages_to_join(mesh, sizes)):
+            try:
+                passes = default_pipeline() if pipeline is None else pipeline_of(pipeline)
+                options = Options(plan, reshard_after_forward, expert_reshard, units, grad_reduce, dynamic, verify)
+                options = with_policies(options, passes)
+                check_examples(example_inputs, example_kwargs)
+                check_plan(plan, sizes)
+                planned = _plan(model, sizes, options, passes)
+            except (TypeError, ValueError) as error:  # a rank that alone has it must not leave the others waiting
+                agree(mesh, "models", [f"{type(error).__name__}: {error}"])
+                raise
+            undo.callback(planned.stacking.undo)
+            agree(mesh, "models", [*planned.lines(), f"pipeline {print_pipeline(passes)}", f"options {options}"])
         undo.pop_all()
     _CONSUMED.add(model)
     compiler = _Compiler(model, torch.device(mesh.device_type), planned, mesh_spec(mesh, sizes), options, passes)
