@@ -172,16 +172,7 @@ def _plan(model: nn.Module, sizes: dict[str, int], options: Options, passes: Seq
             f"this {type(model).__name__} was transformed before, which consumed it: its weights live in the first "
             "module; make the model anew"
         )
-<<<<<<< HEAD
     check_parameters(model)
-    experts = find_experts(model, options.plan, ep)
-    for item in experts:
-        check_degrees(item.path, item.num_experts, top_k_of(model, item), item.ep)
-    check_passes(passes, sizes, any(item.ep > 1 for item in experts))
-    units = find_units(model, [e.path for e in experts if e.ep > 1 or ep == 1], options.units)
-    return _Plan(model, experts, _layouts(model, experts, sizes), units)
-=======
-    _check_parameters(model)
     stacking = stack_experts(model)
     try:
         experts = find_experts(model, options.plan, ep, stacking.reasons)
@@ -193,7 +184,6 @@ def _plan(model: nn.Module, sizes: dict[str, int], options: Options, passes: Seq
         stacking.undo()
         raise
     return _Plan(model, stacking, experts, _layouts(model, experts, sizes), units)
->>>>>>> 9b762cc (Experts in a ModuleList: the loop over them is tried, proven and replaced, never traced)
 
 
 def _layouts(model: nn.Module, experts: Sequence[Experts], sizes: dict[str, int]) -> dict[str, Layout]:
