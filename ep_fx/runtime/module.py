@@ -11,7 +11,7 @@ import functools
 import inspect
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -111,6 +111,7 @@ class EPModule(nn.Module):
         inputs = Inputs.of(args, kwargs)
         self._check_devices(inputs)
         parameters = self._ordered()
+        self._check_parameters(parameters)
         gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (*parameters, *inputs.tensors))
         program = self._program(inputs, gradients)
         buffers = dict(self.named_buffers())
@@ -122,7 +123,8 @@ class EPModule(nn.Module):
         return run(program, Call(values, holders, self._rewrap, self._lock), parameters, inputs.tensors)
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
-        """Captures for the structure of these inputs now, without running; raises what forward would."""
+        """Captures for the structure of these inputs now, without running: parameters may be on the meta device, and
+        nothing of the inputs is read but their types and sizes. Raises what forward would."""
         refuse_caches(kwargs)
         inputs = Inputs.of(args, kwargs)
         self._check_devices(inputs)
@@ -130,15 +132,20 @@ class EPModule(nn.Module):
         self._program(inputs, gradients)
 
     def _ordered(self) -> list[nn.Parameter]:
+        """The parameters in the order of the graph's placeholders."""
         found = dict(self.named_parameters())
-        for name, dtype in self._dtypes.items():
-            if found[name].dtype is not dtype or found[name].device.type != self._mesh.device_type:
+        return [found[name] for name in self._names]
+
+    def _check_parameters(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Whether a graph can run on `parameters`; a capture needs no weights."""
+        for name, parameter in zip(self._names, parameters, strict=True):
+            dtype = self._dtypes[name]
+            if parameter.dtype is not dtype or parameter.device.type != self._mesh.device_type:
                 raise ValueError(
-                    f"parameter {name!r} is {found[name].dtype} on {found[name].device}, the graph was made for "
+                    f"parameter {name!r} is {parameter.dtype} on {parameter.device}, the graph was made for "
                     f"{dtype} on {self._mesh.device_type!r}; convert the model before ep_fx.transform, and after a "
                     "transform from the meta device call to_empty(device=...) and load the state"
                 )
-        return [found[name] for name in self._names]
 
     def _rewrap(self, gradient: torch.Tensor, index: int) -> torch.Tensor:
         return as_dtensor(gradient, self._layouts[self._names[index]], self._mesh)
@@ -243,16 +250,20 @@ class EPModule(nn.Module):
         """The graph as stable text, which `ep_fx.graph.parse_graph` reads back."""
         return print_graph(self.graph)
 
-    def visualize(self, path: str | Path) -> Path:
-        """Writes a picture of the graph; the suffix says which: .svg, .html, .dot, .txt.
+    def visualize(self, path: str | Path, *, layer: str | None = None) -> Path:
+        """Writes a picture of the graph; the suffix says which: .html, .svg, .dot, .txt, .md (one layer, mermaid),
+        .json (Model Explorer), .graphml (networkx), .perfetto.json (timeline).
+
+        Args:
+            layer: for .md, the module path of the block to show; None: the first with experts.
 
         Raises:
-            ValueError: another suffix.
+            ValueError: another suffix, or no such layer.
             RuntimeError: nothing was captured yet.
         """
         from ep_fx.viz import visualize  # its layout and template libraries are an extra
 
-        return visualize(self.graph, path)
+        return visualize(self.graph, path, layer=layer)
 
     def verify(self, *, types: bool = False) -> Report:
         """Runs the rule table on the graph again and returns its report; nothing is raised.

@@ -161,7 +161,8 @@ def from_meta(rank: int) -> tuple[bool, Tensor, dict[str, Tensor], list[str]]:
     with torch.device("meta"):
         model = TinyMoE(blocks=1)
     module = ep_fx.transform(model, local_mesh(**M4))
-    on_meta = all(p.is_meta for p in module.parameters())
+    module.prepare(token_ids(rank))  # a capture needs no weights
+    on_meta = all(p.is_meta for p in module.parameters()) and module.verify().ok
     module.to_empty(device="cpu")
     result = module.load_state_dict(state)
     ids = token_ids(rank)
