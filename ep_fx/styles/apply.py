@@ -7,11 +7,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from ep_fx.capture.experts.grouped import Grouped
-from ep_fx.styles.forward import Split, check_forward, experts_forward, owner_forward, style_of, wrap
-from ep_fx.styles.split import check_split, split_parameters
-
-_FORM = Grouped()
+from ep_fx.styles.calls import CALLS
+from ep_fx.styles.forms import EAGER_FORMS, form_of
+from ep_fx.styles.forward import Split, check_forward, owner_forward, style_of, wrap
+from ep_fx.styles.split import check_split, split_names, split_parameters
 
 
 def apply_style(style: Any, dims: tuple[str, ...], module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -25,15 +24,17 @@ def apply_style(style: Any, dims: tuple[str, ...], module: nn.Module, device_mes
     where = path or type(module).__name__
     for name, owner in {where: experts, type(module).__name__: module}.items():
         check_forward(name, owner)
-    number = _FORM.num_experts(experts)
-    check_split(where, experts, number, mesh)
-    split_parameters(experts, mesh)
-    split = Split(style, where, number, mesh)
-    wrap(experts, experts_forward(split), style)
+    form = form_of(experts)
+    assert form is not None
+    number = form.num_experts(experts)
+    names = split_names(experts, number)
+    check_split(where, experts, names, number, mesh)
+    split_parameters(experts, names, mesh)
+    split = Split(style, where, number, frozenset(names), mesh)
+    wrap(experts, CALLS[form](split), style)
     if experts is not module and split.size("ep") > 1:
         prefix = f"{path}." if path else ""
-        names = frozenset(prefix + leaf for leaf, _ in experts.named_parameters(recurse=False))
-        wrap(module, owner_forward(split, names), style)
+        wrap(module, owner_forward(frozenset(prefix + name for name in names), mesh.get_group("ep")), style)
     return module
 
 
@@ -64,11 +65,11 @@ def _mesh_of(style: Any, dims: tuple[str, ...], mesh: DeviceMesh) -> DeviceMesh:
 def _find_experts(style: Any, module: nn.Module) -> tuple[str, nn.Module]:
     if not isinstance(module, nn.Module):
         raise TypeError(f"{style}.apply takes a torch.nn.Module, got {type(module).__name__}")
-    found = {path: part for path, part in module.named_modules() if _FORM.accepts(part)}
+    found = {path: part for path, part in module.named_modules() if form_of(part) is not None}
     if len(found) != 1:
         what = f"{len(found)} experts modules, {list(found)[:4]}; apply it to each" if found else "no experts"
         raise ValueError(
             f"{style}.apply takes experts, or a module that contains exactly one; {type(module).__name__} contains "
-            f"{what}. Form: {_FORM.form}"
+            f"{what}. Forms: {[form.text for form in EAGER_FORMS]}"
         )
     return next(iter(found.items()))

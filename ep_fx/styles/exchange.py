@@ -166,4 +166,6 @@ def _return(
     back = rows.new_empty((sum(input_splits), *rows.shape[1:]))
     own = torch.ops.ep_fx.ungroup(rows, indices)
     dist.all_to_all_single(back, own, list(input_splits), list(output_splits), group=group)
-    return cast(Tensor, torch.ops.ep_fx.pad_rows(back, (num_rows,)))
+    # A backend may hold `back` a little longer than it waits for it (gloo's worker does); as a result it would hold the
+    # graph, and the context in it. So the result is another tensor on the same memory.
+    return cast(Tensor, torch.ops.ep_fx.pad_rows(back.detach(), (num_rows,)))

@@ -7,8 +7,8 @@ the module.
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -21,6 +21,7 @@ from ep_fx.styles.exchange import combine, dispatch, tied
 from ep_fx.styles.gradients import average_dense, check_fsdp, scaled_gradient
 from ep_fx.styles.partial import enter, leave
 
+Body = Callable[[nn.Module, Tensor, Tensor, Tensor | None], Tensor]
 _MARK = "ep_fx_style"
 
 
@@ -32,12 +33,14 @@ class Split:
         style: the style, for messages.
         path: of the experts in the module that the style was applied to, for messages.
         num_experts: over all ranks.
+        names: the experts' parameters that are split.
         mesh: the dimensions that the style splits over.
     """
 
     style: Any
     path: str
     num_experts: int
+    names: frozenset[str]
     mesh: DeviceMesh
 
     def size(self, dim: str) -> int:
@@ -73,44 +76,13 @@ def wrap(module: nn.Module, forward: Callable[..., Any], style: Any) -> None:
     object.__setattr__(module, "forward", MethodType(forward, module))
 
 
-def experts_forward(split: Split) -> Callable[..., Tensor]:
-    """Forward of the experts themselves."""
-
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
-        call = inspect.signature(type(self).forward).bind(self, *args, **kwargs)
-        own, x_name, counts_name, *others = list(call.arguments)
-        x, counts = call.arguments[x_name], call.arguments[counts_name]
-        scores_name = _scores_argument(split, call, others)
-        scores = call.arguments[scores_name] if scores_name else None
-        _check_call(split, x, counts, scores)
-        local = local_view(self, 1 / split.size("ep"))
-        context = None
-        if split.size("ep") > 1:
-            check_fsdp(f"{split.path}, {split.style}", self, split.mesh.get_group("ep"), style_of)
-            x, counts, scores, context = dispatch(self, split.mesh, x, counts, scores)
-        if split.size("tp") > 1:
-            x, scores = enter(x, scores, split.mesh)
-        call.arguments.update({own: local, x_name: x, counts_name: counts})
-        if scores_name:
-            call.arguments[scores_name] = scores
-        y: Tensor = type(self).forward(*call.args, **call.kwargs)
-        _keep_assigned(self, local)
-        if split.size("tp") > 1:
-            y = leave(y, split.mesh)
-        if context is None:
-            return y
-        return combine(self, tied(y, x, scores, *local.parameters()), context, split.mesh)
-
-    return forward
-
-
-def owner_forward(split: Split, names: frozenset[str]) -> Callable[..., Any]:
+def owner_forward(names: frozenset[str], group: Any) -> Callable[..., Any]:
     """Forward of a module that contains the experts.
 
     Args:
-        names: the parameters that are split.
+        names: its parameters that are split.
+        group: ranks along ``ep``.
     """
-    group = split.mesh.get_group("ep")
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         average_dense(self, names, group)
@@ -119,41 +91,61 @@ def owner_forward(split: Split, names: frozenset[str]) -> Callable[..., Any]:
     return forward
 
 
-def local_view(module: nn.Module, factor: float) -> nn.Module:
-    """A look-alike of `module` whose parameters are this rank's parts of them, with gradients times `factor`."""
+def through_experts(
+    split: Split,
+    module: nn.Module,
+    x: Tensor,
+    counts: Tensor,
+    scores: Tensor | None,
+    body: Body,
+    attributes: Mapping[str, Any] | None = None,
+) -> Tensor:
+    """Rows to the ranks of their experts, through `body`, and back.
+
+    Args:
+        x, counts, scores: ``[N, D]`` in expert order, ``[E]`` and ``[N]`` or ``[N, 1]``.
+        body: called with a look-alike of `module`, and rows, counts and scores of the local experts.
+        attributes: attributes that the look-alike has in place of the module's.
+    """
+    ep = split.size("ep")
+    context = None
+    if ep > 1:
+        group = split.mesh.get_group("ep")
+        average_dense(module, split.names, group)
+        check_fsdp(f"{split.path}, {split.style}", module, group, style_of)
+        x, counts, scores, context = dispatch(module, split.mesh, x, counts, scores)
+    if split.size("tp") > 1:
+        x, scores = enter(x, scores, split.mesh)
+    with local_view(module, 1 / ep, attributes or {}) as local:
+        y = body(local, x, counts, scores)
+        parameters = tuple(local.parameters())
+    if split.size("tp") > 1:
+        y = leave(y, split.mesh)
+    if context is None:
+        return y
+    return combine(module, tied(y, x, scores, *parameters), context, split.mesh)
+
+
+@contextmanager
+def local_view(module: nn.Module, factor: float, attributes: Mapping[str, Any]) -> Iterator[nn.Module]:
+    """A look-alike of `module` whose parameters are this rank's parts of them, with gradients times `factor`.
+
+    Args:
+        attributes: attributes that it has in place of the module's.
+    """
     view = object.__new__(type(module))
-    view.__dict__.update(module.__dict__)
-    del view.__dict__["forward"]
-    view.__dict__["_parameters"] = {
-        name: None if p is None else _local(p, factor) for name, p in module._parameters.items()
-    }
-    return view
+    own = view.__dict__
+    own.update(module.__dict__)
+    del own["forward"]
+    own["_parameters"] = {name: None if p is None else _local(p, factor) for name, p in module._parameters.items()}
+    own.update(attributes)
+    before = dict(own)
+    yield view
+    module.__dict__.update({n: value for n, value in own.items() if n not in before or before[n] is not value})
 
 
 def _local(parameter: Tensor, factor: float) -> Tensor:
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    if not isinstance(parameter, DTensor):
+        return parameter
+    local = parameter.to_local()
     return scaled_gradient(local, factor) if factor != 1 and local.requires_grad else local
-
-
-def _keep_assigned(module: nn.Module, view: nn.Module) -> None:
-    own = module.__dict__
-    for name, value in view.__dict__.items():
-        if name != "_parameters" and (name not in own or own[name] is not value):
-            own[name] = value
-
-
-def _scores_argument(split: Split, call: inspect.BoundArguments, others: list[str]) -> str | None:
-    tensors = [name for name in others if isinstance(call.arguments[name], Tensor)]
-    if len(tensors) > 1:
-        raise ValueError(f"{split.path}: besides x and the counts one tensor of scores [N] is accepted, got {tensors}")
-    return tensors[0] if tensors else None
-
-
-def _check_call(split: Split, x: Any, counts: Any, scores: Tensor | None) -> None:
-    if x.dim() != 2 or tuple(counts.shape) != (split.num_experts,):
-        raise ValueError(
-            f"{split.path}: expected x [N, D] in expert order and counts [{split.num_experts}], the number of experts "
-            f"over all ranks, got {tuple(x.shape)} and {tuple(counts.shape)}"
-        )
-    if scores is not None and tuple(scores.shape) not in ((x.shape[0],), (x.shape[0], 1)):
-        raise ValueError(f"{split.path}: scores must be [{x.shape[0]}] or [{x.shape[0]}, 1], got {tuple(scores.shape)}")

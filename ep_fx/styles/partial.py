@@ -30,7 +30,7 @@ def leave(partial: Tensor, device_mesh: DeviceMesh) -> Tensor:
 def _summed(tensor: Tensor, group: Any) -> Tensor:
     total = tensor.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
-    return total
+    return total.detach()  # the backend may hold `total` for a while, and must not hold the graph with it
 
 
 class _Enter(torch.autograd.Function):

@@ -8,6 +8,8 @@ handed back to it, one at a time.
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -18,7 +20,13 @@ from ep_fx.styles import _fsdp
 _TP_DIMS = {"w1": 1, "w3": 1, "w2": 2}
 
 
-def check_split(path: str, experts: nn.Module, num_experts: int, mesh: DeviceMesh) -> None:
+def split_names(experts: nn.Module, num_experts: int) -> list[str]:
+    """The parameters of `experts` whose dim 0 counts them."""
+    own = experts.named_parameters(recurse=False)
+    return [leaf for leaf, parameter in own if parameter.dim() and parameter.shape[0] == num_experts]
+
+
+def check_split(path: str, experts: nn.Module, names: Sequence[str], num_experts: int, mesh: DeviceMesh) -> None:
     """Checks that the parameters of `experts` can be split over `mesh`, whose dimensions are those of the style.
 
     Raises:
@@ -31,7 +39,8 @@ def check_split(path: str, experts: nn.Module, num_experts: int, mesh: DeviceMes
             f"{path}: {num_experts} experts cannot be divided over the mesh dimension 'ep' of size {sizes['ep']}; "
             f"accepted sizes: {_divisors(num_experts)}"
         )
-    for leaf, parameter in experts.named_parameters(recurse=False):
+    for leaf in names:
+        parameter = experts.get_parameter(leaf)
         if "tp" in sizes:
             _check_tp(path, leaf, parameter, sizes["tp"])
         _check_owner(path, experts, leaf, parameter, mesh)
@@ -80,9 +89,10 @@ def _check_owner(path: str, experts: nn.Module, leaf: str, parameter: Tensor, me
         raise ValueError(f"{path}.{leaf} is gathered by fully_shard now; call reshard() on the FSDP module first")
 
 
-def split_parameters(experts: nn.Module, mesh: DeviceMesh) -> None:
-    """Puts DTensors in the place of the parameters of `experts`; what `check_split` found good. Collective."""
-    for leaf, parameter in list(experts.named_parameters(recurse=False)):
+def split_parameters(experts: nn.Module, names: Sequence[str], mesh: DeviceMesh) -> None:
+    """Puts DTensors in the place of the parameters `names` of `experts`; what `check_split` found good. Collective."""
+    for leaf in names:
+        parameter = experts.get_parameter(leaf)
         sharded = _fsdp.find(experts, leaf) if isinstance(parameter, DTensor) else None
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         twin = nn.Parameter(_cut(leaf, whole.detach(), mesh), requires_grad=parameter.requires_grad)

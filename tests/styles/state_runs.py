@@ -168,9 +168,9 @@ def _by_functions(module: nn.Module, data: Sequence[tuple[Tensor, Tensor]]) -> l
     rows = [tokens[0] for tokens, _ in data]
     calls = [(x, torch.tensor([3, 0, len(x) - 4, 1]), torch.linspace(0.1, 1, len(x))) for x in rows]
     want = [experts(*call) for call in calls]
-    local = local_view(experts, 1.0)
     sent = [dispatch(experts, mesh, *call) for call in calls]
-    outputs = [type(experts).forward(local, *routed) for *routed, _ in sent]
+    with local_view(experts, 1.0, {}) as local:
+        outputs = [type(experts).forward(local, *routed) for *routed, _ in sent]
     got = [combine(experts, y, one[-1], mesh) for y, one in zip(outputs, sent, strict=True)]
     return [f"{index}" for index, (a, b) in enumerate(zip(got, want, strict=True)) if not torch.equal(a, b)]
 

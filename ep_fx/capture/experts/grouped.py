@@ -15,26 +15,22 @@ import torch
 from torch import nn
 
 from ep_fx.capture.experts.base import Experts, where
-
-_COUNTS = ("num_tokens_per_expert", "tokens_per_expert")
+from ep_fx.styles.forms import GROUPED
 
 
 class Grouped:
     """Recognises a module by its second argument's name and by parameters that share dim 0."""
 
     name = "grouped"
-    form = "experts(x, num_tokens_per_expert, scores=None) with 3-D parameters [E, ...]; ep_fx.nn.GroupedExperts"
+    form = GROUPED.text
 
     def accepts(self, module: nn.Module) -> bool:
         """Whether the signature and the parameters have this form."""
-        names = list(inspect.signature(module.forward).parameters)
-        shapes = [p.shape for p in module.parameters(recurse=False)]
-        leading = {shape[0] if shape else None for shape in shapes}
-        return len(names) >= 2 and names[1] in _COUNTS and any(len(s) >= 3 for s in shapes) and len(leading) == 1
+        return GROUPED.accepts(module)
 
     def num_experts(self, module: nn.Module) -> int:
         """Dim 0 of the parameters."""
-        return int(next(module.parameters(recurse=False)).shape[0])
+        return GROUPED.num_experts(module)
 
     @contextmanager
     def install(self, experts: Sequence[Experts]) -> Iterator[None]:

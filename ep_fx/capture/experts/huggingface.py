@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from ep_fx.capture.experts.base import Experts
+from ep_fx.styles.forms import TRANSFORMERS
 
-_FLAGS = ("is_transposed", "has_gate", "has_bias", "_apply_gate", "num_experts", "config")
 _IMPLEMENTATION = "_experts_implementation_internal"
 _NAME = "ep_fx"
 
@@ -23,15 +23,15 @@ class HuggingFace:
     """Recognises experts by the attributes that transformers' ``use_experts_implementation`` sets."""
 
     name = "huggingface"
-    form = "transformers experts decorated with use_experts_implementation"
+    form = TRANSFORMERS.text
 
     def accepts(self, module: nn.Module) -> bool:
         """Whether the decorator has been at work on `module`."""
-        return all(hasattr(module, flag) for flag in _FLAGS)
+        return TRANSFORMERS.accepts(module)
 
     def num_experts(self, module: nn.Module) -> int:
         """Number of experts, from the module."""
-        return int(cast(Any, module).num_experts)
+        return TRANSFORMERS.num_experts(module)
 
     @contextmanager
     def install(self, experts: Sequence[Experts]) -> Iterator[None]:
