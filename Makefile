@@ -6,6 +6,8 @@ ARGS   ?=
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 EXTRAS := hf,viz,test,dev
+# torchtitan, for the tests of its MoE block: what it imports for that, and nothing of what it wants for training
+BARE   := torchtitan spmd_types tyro docstring_parser
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo test test-all mutate lint golden bench docs clean
@@ -20,6 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("ep_fx needs Python 3.11 or newer; $(PYTHON) is %d.%d: make env PYTHON=python3.11" % v[:2])'
 	@$(PYTHON) -m venv $(VENV) || { echo 'make env: "$(PYTHON) -m venv $(VENV)" failed, see above (Debian: apt-get install python3-venv)' >&2; exit 1; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]' || { echo 'make env: pip could not install the pinned versions into $(VENV), see above' >&2; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt $(BARE) || { echo 'make env: pip could not install $(BARE) into $(VENV), see above' >&2; exit 1; }
 	@touch $@
 
 demo: env  ## a tiny MoE on 4 local ranks: transform, verify, picture, train

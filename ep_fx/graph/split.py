@@ -49,9 +49,8 @@ def split(graph: ParallelGraph) -> Halves:
     forward = _forward(graph, nodes, later, saved, copied)
     if not graph.manifest.tangents:
         return Halves(forward, None, [], [])
-    return Halves(
-        forward, _backward(graph, nodes, later, saved, direct), [n.name for n in saved], [n.name for n in direct]
-    )
+    backward = _backward(graph, nodes, later, saved, direct)  # a node's name is in small letters, its target as given
+    return Halves(forward, backward, [n.name for n in saved], [str(n.target) for n in direct])
 
 
 def _in_mutated_buffers(graph: ParallelGraph, values: list[fx.Node]) -> set[fx.Node]:

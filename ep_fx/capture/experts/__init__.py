@@ -14,8 +14,9 @@ from ep_fx.capture.experts.explicit import Explicit, is_registered, register_exp
 from ep_fx.capture.experts.grouped import Grouped
 from ep_fx.capture.experts.huggingface import HuggingFace
 from ep_fx.capture.experts.module_list import ModuleLists, Stack, StackedExperts, Stacking, fold, stack_lists, unfold
+from ep_fx.capture.experts.torchtitan import TorchTitan
 
-FAMILIES: tuple[Family, ...] = (Explicit(), HuggingFace(), Grouped(), ModuleLists())
+FAMILIES: tuple[Family, ...] = (Explicit(), HuggingFace(), Grouped(), ModuleLists(), TorchTitan())
 FORMS = tuple(family.form for family in FAMILIES)
 """The accepted forms in words, for messages."""
 _TOP_K = ("top_k", "topk", "num_experts_per_tok", "num_experts_per_token", "experts_per_token")
@@ -77,7 +78,7 @@ def _is_of_experts(name: str, family: Family, lists: Sequence[str]) -> bool:
     """Whether the parameter `name` of a module of `family` is the experts', by where it stands."""
     if lists:  # what stands beside the lists counts experts by chance or for a router
         return any(not path or name.startswith(f"{path}.") for path in lists)
-    return "." not in name or family.name == "explicit"
+    return "." not in name or family.name in ("explicit", "torchtitan")
 
 
 def _not_recognised(reasons: Sequence[str]) -> str:
@@ -118,7 +119,9 @@ def _hint(model: nn.Module) -> str:
 def top_k_of(model: nn.Module, experts: Experts) -> int | None:
     """The number of experts per token that the module, its parent or their config declares; None where none does."""
     parent = model.get_submodule(experts.path.rpartition(".")[0])
-    for owner in (experts.module, parent, getattr(parent, "config", None), getattr(experts.module, "config", None)):
+    module = experts.module
+    owners = (module, parent, *(getattr(o, "config", None) for o in (parent, module)))
+    for owner in (*owners, getattr(module, "token_dispatcher", None)):
         for name in _TOP_K:
             value = getattr(owner, name, None)
             if isinstance(value, int) and not isinstance(value, bool):
