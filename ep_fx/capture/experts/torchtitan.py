@@ -47,7 +47,7 @@ class TorchTitan:
         sizes = {shape[0] if len(shape) == 3 else 0 for shape in shapes}
         if len(sizes) != 1 or 0 in sizes:
             raise ValueError(
-                f"{type(module).__name__} ({where(module)}): its inner_experts must have parameters [E, ..., ...] only, "
+                f"{type(module).__name__} ({where(module)}): its inner_experts must have 3-D parameters [E, ..] only, "
                 f"got {[tuple(shape) for shape in shapes]}"
             )
         return int(sizes.pop())

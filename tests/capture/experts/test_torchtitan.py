@@ -11,8 +11,8 @@ from torch import Tensor
 
 import ep_fx
 from ep_fx.testing import RankPools, local_mesh
-from tests.models.titan import HAS_TITAN, TitanModel
 from tests.models.tiny_moe import next_token_loss, token_ids
+from tests.models.titan import HAS_TITAN, TitanModel
 from tests.oracle import assert_all_gradients_close, gradients_of, relative_error
 
 pytestmark = pytest.mark.skipif(not HAS_TITAN, reason="torchtitan is not installed; `make env` does it")
