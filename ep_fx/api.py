@@ -22,6 +22,7 @@ from ep_fx.capture import (
     STATIC,
     Experts,
     Inputs,
+    Key,
     Stacking,
     Trace,
     build_graph,
@@ -233,10 +234,41 @@ class _Compiler:
             return self._compile(inputs, gradients, real_sizes)
 
     def _compile(self, inputs: Inputs, gradients: bool, real_sizes: bool) -> Program:
-        trace = self._trace(inputs, gradients, real_sizes)
+        trace, graph = self._capture(inputs, gradients, real_sizes)
+        graph.manifest = replace(graph.manifest, computation=computation(graph))
+        check = _verified if self.options.verify else None
+        if check is not None:
+            check(graph)
+        manager = PassManager(self.passes, check)
+        manager.run(graph)
+        if check is not None:  # once for all passes: fake propagation costs up to 1 ms a node
+            verify(graph, ["types"]).raise_if_broken()
+        return _program(graph, trace, manager)
+
+    def _capture(self, inputs: Inputs, gradients: bool, real_sizes: bool) -> tuple[Trace, ParallelGraph]:
+        """The trace and the graph by the most dynamic reading of the inputs with which the model can be captured.
+
+        Any error may be due to the reading: torch's own, or the model's at sizes that seem to differ or to be small.
+        Where no reading works the first error is raised.
+        """
+        shapes = {name: layout.full_shape for name, layout in self.plan.layouts.items()}
         parameters = self.plan.parameters()
         buffers = [name for name, _ in self.model.named_buffers()]
-        manifest = Manifest(
+        experts, first = self.plan.experts, None
+        for key, real in self._readings(real_sizes):
+            try:
+                trace = trace_joint(
+                    self.model, shapes, self.device, experts, inputs, key, gradients=gradients, real_sizes=real
+                )
+                return trace, build_graph(trace, parameters, buffers, experts, self._manifest())
+            except Exception as error:
+                first = first or error
+        assert first is not None
+        raise first
+
+    def _manifest(self) -> Manifest:
+        """What is known before a trace."""
+        return Manifest(
             self.mesh,
             (),
             (),
@@ -248,37 +280,14 @@ class _Compiler:
             reshard_after_forward=self.options.reshard_after_forward,
             expert_reshard=self.options.expert_reshard,
         )
-        graph = build_graph(trace, parameters, buffers, self.plan.experts, manifest)
-        graph.manifest = replace(graph.manifest, computation=computation(graph))
-        check = _verified if self.options.verify else None
-        if check is not None:
-            check(graph)
-        manager = PassManager(self.passes, check)
-        manager.run(graph)
-        if check is not None:  # once for all passes: fake propagation costs up to 1 ms a node
-            verify(graph, ["types"]).raise_if_broken()
-        return _program(graph, trace, manager)
 
-    def _trace(self, inputs: Inputs, gradients: bool, real_sizes: bool) -> Trace:
-        """The most dynamic reading of the inputs with which the model can be traced."""
-        shapes = {name: layout.full_shape for name, layout in self.plan.layouts.items()}
-        first: RuntimeError | None = None
-        for key in READINGS if self.options.dynamic else (STATIC,):
-            try:
-                return trace_joint(
-                    self.model,
-                    shapes,
-                    self.device,
-                    self.plan.experts,
-                    inputs,
-                    key,
-                    gradients=gradients,
-                    real_sizes=real_sizes,
-                )
-            except RuntimeError as error:  # sizes that do not fit together under this reading
-                first = first or error
-        assert first is not None
-        raise first
+    def _readings(self, real_sizes: bool) -> list[tuple[Key, bool]]:
+        """How to read the inputs' dimensions, and whether their real sizes are the hints, in the order to try."""
+        if not self.options.dynamic:
+            return [(STATIC, True)]
+        free = [key for key in READINGS if key is not STATIC]
+        hints = (True,) if real_sizes else (False, True)
+        return [*((key, real) for real in hints for key in free), (STATIC, True)]
 
 
 def _verified(graph: ParallelGraph) -> Report:

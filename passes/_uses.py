@@ -7,9 +7,19 @@ from typing import NamedTuple
 import torch
 from torch import fx
 
-from ep_fx.graph import ParallelGraph, ParameterSpec, Phase, alias_sources, find_regions, is_backward
+from ep_fx.graph import (
+    ParallelGraph,
+    ParameterSpec,
+    Phase,
+    Role,
+    alias_sources,
+    find_regions,
+    is_backward,
+    role_of,
+)
 
 aten = torch.ops.aten
+_RETURNS = (Role.COMBINE, Role.DISPATCH_BACKWARD, Role.PAD_ROWS)
 _CASTS = (aten._to_copy.default, aten.clone.default)
 
 
@@ -93,19 +103,28 @@ class ParameterUses:
         return [a for a in node.all_input_nodes if a in self.derived]
 
 
-def region_spans(graph: ParallelGraph) -> dict[str, dict[Phase, Span]]:
-    """For each unit of experts, the stretch from the first exchange to the last one of its regions, in each phase."""
+class Travel(NamedTuple):
+    """From where on rows of a unit's experts travel, and where they are back; None where none come back."""
+
+    first: fx.Node
+    back: fx.Node | None
+
+
+def travels(graph: ParallelGraph) -> dict[str, dict[Phase, Travel]]:
+    """For each unit of experts, from the first exchange to the last return of its regions, in each phase.
+
+    Nothing returns in backward where what was dispatched needs no gradient.
+    """
     position = graph.positions()
     units = {region.name: region.unit for region in graph.manifest.regions}
-    spans: dict[str, dict[Phase, Span]] = {}
+    found: dict[str, dict[Phase, Travel]] = {}
     for region in find_regions(graph):
-        unit = spans.setdefault(units[region.name], {})
-        for phase in Phase:
-            first, last = region.first(phase), region.last(phase)
-            if first is None or last is None:
-                continue
-            old = unit.get(phase, Span(first, last))
-            unit[phase] = Span(
-                min(old.first, first, key=position.__getitem__), max(old.last, last, key=position.__getitem__)
+        unit = found.setdefault(units[region.name], {})
+        for phase, members in region.members.items():
+            old = unit.get(phase, Travel(members[0], None))
+            returns = [n for n in (old.back, *members) if n is not None and (n is old.back or role_of(n) in _RETURNS)]
+            unit[phase] = Travel(
+                min(old.first, members[0], key=position.__getitem__),
+                max(returns, key=position.__getitem__, default=None),
             )
-    return spans
+    return found

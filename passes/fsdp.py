@@ -21,7 +21,7 @@ from torch import fx
 from ep_fx.graph import ParallelGraph, ParameterSpec, Pass, Phase
 from ep_fx.passes._gather import Gather, gather_unit, padded
 from ep_fx.passes._reduce import reduce_unit
-from ep_fx.passes._uses import ParameterUses, Span, region_spans
+from ep_fx.passes._uses import ParameterUses, Span, Travel, travels
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Fsdp(Pass):
         """Works on all units; the graph's parameter placeholders become shards."""
         nodes = {spec.name: node for node, spec in graph.parameter_nodes().items()}
         uses = ParameterUses(graph, nodes)
-        regions = region_spans(graph)
+        regions = travels(graph)
         experts = {name for region in graph.manifest.regions for name in region.parameters}
         gathers = []
         for unit, members in graph.manifest.units.items():
@@ -83,13 +83,13 @@ def _plan(
     unit: str,
     sharded: list[ParameterSpec],
     uses: ParameterUses,
-    region: dict[Phase, Span],
+    region: dict[Phase, Travel],
     experts: set[str],
 ) -> list[Gather]:
     """The gathers of one group of one unit: one for each direction in which its parameters are used.
 
     Args:
-        region: where the rows of the unit's experts travel; gathers of their parameters span it.
+        region: where the rows of the unit's experts travel; gathers of their parameters span it (strict).
         experts: names of all experts' parameters.
     """
     forward = [p for p in sharded if uses.span(p, Phase.FORWARD)]
@@ -102,7 +102,8 @@ def _plan(
         last = max((s.last for s in spans if s), key=uses.position.__getitem__)
         if phase in region and any(p.name in experts for p in parameters):
             first = min(first, region[phase].first, key=uses.position.__getitem__)
-            last = max(last, region[phase].last, key=uses.position.__getitem__) if strict else last
+            if strict and (back := region[phase].back) is not None:
+                last = max(last, back, key=uses.position.__getitem__)
         return Span(first, last)
 
     if forward and backward and not graph.manifest.reshard_after_forward:

@@ -12,7 +12,7 @@ from ep_fx.capture.experts import (
     top_k_of,
     unfold,
 )
-from ep_fx.capture.inputs import READINGS, STATIC, Inputs
+from ep_fx.capture.inputs import READINGS, STATIC, Inputs, Key
 from ep_fx.capture.joint import Trace, outside_modes, trace_joint
 from ep_fx.capture.outputs import drop_caches, refuse_caches
 
@@ -21,6 +21,7 @@ __all__ = [
     "STATIC",
     "Experts",
     "Inputs",
+    "Key",
     "Stack",
     "Stacking",
     "Trace",

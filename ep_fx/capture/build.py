@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ep_fx.capture.escapes import refuse_escapes
 from ep_fx.capture.experts import Experts
 from ep_fx.capture.joint import Trace
 from ep_fx.capture.marker import TANGENT
@@ -50,6 +51,9 @@ def build_graph(
         buffers: names in trace order.
         experts: the experts that were installed.
         manifest: what is known before the trace: mesh and policies; returned completed in the graph.
+
+    Raises:
+        ValueError: a region of unknown experts, or values of split experts that leave them without a combine.
     """
     nodes = list(trace.module.graph.nodes)
     boundary = next((i for i, n in enumerate(nodes) if n.target is TANGENT), len(nodes))
@@ -71,6 +75,7 @@ def build_graph(
     built = ParallelGraph(graph, manifest, constants)
     built.manifest = _complete(built, manifest, trace, parameters, buffers, experts, names, len(tangents))
     built.remove_dead_code()
+    refuse_escapes(built, experts)
     return built
 
 

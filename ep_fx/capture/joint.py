@@ -89,7 +89,9 @@ def trace_joint(
             name: torch.empty(shapes[name], dtype=p.dtype, device=device).requires_grad_(p.requires_grad and gradients)
             for name, p in parameters.items()
         }
-        fake_buffers = {name: torch.empty(b.shape, dtype=b.dtype, device=device) for name, b in buffers.items()}
+        fake_buffers = {
+            name: torch.empty_strided(b.shape, b.stride(), dtype=b.dtype, device=device) for name, b in buffers.items()
+        }
     tensors, symbols, static = fake_inputs(inputs, mode, key, real_sizes)
     step = _Step(model, list(fake_parameters), list(fake_buffers), inputs, gradients)
     flat = (*fake_parameters.values(), *fake_buffers.values(), *tensors)

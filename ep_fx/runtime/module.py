@@ -118,7 +118,8 @@ class EPModule(nn.Module):
         with torch.no_grad():
             local = [cast(DTensor, p).to_local() for p in parameters]
             read = [buffers[b.name] for b in program.graph.manifest.buffers]
-            values = (*local, *read, *(x.detach() for x in inputs.tensors))
+            given = (x.detach().contiguous() for x in inputs.tensors)  # captured as such: views depend on strides
+            values = (*local, *read, *given)
         holders = (*parameters, *read, *inputs.tensors)
         return run(program, Call(values, holders, self._rewrap, self._lock), parameters, inputs.tensors)
 

@@ -56,7 +56,7 @@ def _wrapped(experts: Experts, body: Callable[..., Any]) -> Callable[..., torch.
         _check_input(experts, x, counts, scores)
         flat = scores.reshape(-1) if scores is not None else None
         routed, weights, local, indices, splits = torch.ops.ep_fx.dispatch(
-            x, counts.to(torch.int64), flat, experts.ep, experts.path
+            x, counts.to(torch.int64).contiguous(), flat, experts.ep, experts.path
         )
         call.arguments[x_name], call.arguments[counts_name] = routed, local.to(counts.dtype)
         if scores is not None and scores_name is not None:
