@@ -1,5 +1,5 @@
-"""An MoE layer with a shared expert on any mesh: each data rank (``fsdp x ep``) has its part of the batch, the ranks
-along ``tp`` have the same, and the full model on the whole batch says what must come out."""
+"""An MoE layer with a shared expert on any mesh: each data rank (``replicate x fsdp x ep``) has its part of the tokens,
+the ranks along ``tp`` have the same, and the full model on all of them says what must come out."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ CASE = Case(num_experts=4, shared=True)
 def place(mesh: DeviceMesh) -> tuple[int, int]:
     """Which data rank this is, and of how many."""
     index, count = 0, 1
-    for dim in ("fsdp", "ep"):
+    for dim in ("replicate", "fsdp", "ep"):
         if dim in (mesh.mesh_dim_names or ()):
             size = mesh.size(mesh.mesh_dim_names.index(dim))  # type: ignore[union-attr]
             index, count = index * size + mesh.get_local_rank(dim), count * size
@@ -26,8 +26,8 @@ def place(mesh: DeviceMesh) -> tuple[int, int]:
 
 
 def batch(index: int, count: int) -> tuple[Tensor, Tensor]:
-    """Tokens and targets of one data rank: ``[4/count, 16, 64]``."""
-    tokens, targets = (whole.chunk(count)[index].clone() for whole in everything())
+    """Tokens and targets of one data rank: ``[4, 16/count, 64]``."""
+    tokens, targets = (whole.chunk(count, 1)[index].clone() for whole in everything())
     return tokens, targets
 
 

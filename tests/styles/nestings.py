@@ -27,6 +27,11 @@ def all_data_ranks(mesh: DeviceMesh) -> DeviceMesh:
     return mesh["fsdp", "ep"]._flatten("all")
 
 
+def over_fsdp(mesh: DeviceMesh) -> DeviceMesh:
+    """Where experts are sharded: ``fsdp``, and copied along ``replicate`` where there is one."""
+    return mesh["replicate", "fsdp"] if "replicate" in (mesh.mesh_dim_names or ()) else mesh["fsdp"]
+
+
 class Outer(nn.Module):
     """Something with an MoE layer inside; its parameters go by the layer's own names."""
 
@@ -47,36 +52,36 @@ def _style_alone(moe: nn.Module, style: Style, mesh: DeviceMesh) -> nn.Module:
 
 def _style_then_fsdp(moe: nn.Module, style: Style, mesh: DeviceMesh) -> nn.Module:
     style.apply(moe, mesh)
-    fully_shard(moe, mesh=mesh["fsdp"])
+    fully_shard(moe, mesh=over_fsdp(mesh))
     return moe
 
 
 def _fsdp_then_style(moe: nn.Module, style: Style, mesh: DeviceMesh) -> nn.Module:
-    fully_shard(moe, mesh=mesh["fsdp"])
+    fully_shard(moe, mesh=over_fsdp(mesh))
     return style.apply(moe, mesh)
 
 
 def _fsdp_of_parts_then_style(moe: nn.Module, style: Style, mesh: DeviceMesh) -> nn.Module:
     for part in moe.children():
-        fully_shard(part, mesh=mesh["fsdp"])
+        fully_shard(part, mesh=over_fsdp(mesh))
     return style.apply(moe, mesh)
 
 
 def _fsdp_around_the_moe(moe: nn.Module, style: Style, mesh: DeviceMesh) -> nn.Module:
     style.apply(moe, mesh)  # sees nothing of the unit that shards it
-    fully_shard(outer := Outer(moe), mesh=mesh["fsdp"])
+    fully_shard(outer := Outer(moe), mesh=over_fsdp(mesh))
     return outer
 
 
 def _experts_then_dense_over_all(moe: nn.Module, style: Style, mesh: DeviceMesh) -> nn.Module:
     style.apply(moe.experts, mesh)
-    fully_shard(moe.experts, mesh=mesh["fsdp"])
+    fully_shard(moe.experts, mesh=over_fsdp(mesh))
     fully_shard(moe, mesh=all_data_ranks(mesh))
     return moe
 
 
 def _dense_over_all_then_experts(moe: nn.Module, style: Style, mesh: DeviceMesh) -> nn.Module:
-    fully_shard(moe.experts, mesh=mesh["fsdp"])
+    fully_shard(moe.experts, mesh=over_fsdp(mesh))
     fully_shard(moe, mesh=all_data_ranks(mesh))
     style.apply(moe.experts, mesh)
     return moe
@@ -84,7 +89,7 @@ def _dense_over_all_then_experts(moe: nn.Module, style: Style, mesh: DeviceMesh)
 
 def _dense_over_all_and_the_whole(moe: nn.Module, style: Style, mesh: DeviceMesh) -> nn.Module:
     style.apply(moe, mesh)
-    fully_shard(moe.experts, mesh=mesh["fsdp"])
+    fully_shard(moe.experts, mesh=over_fsdp(mesh))
     fully_shard(moe, mesh=all_data_ranks(mesh))
     return moe
 

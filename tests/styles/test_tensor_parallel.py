@@ -35,3 +35,11 @@ def test_api_2_on_4_ranks(ranks: RankPools, case: str) -> None:
 def test_api_2_etp_with_fsdp_on_8_ranks(ranks: RankPools, nesting: str, grouped: bool) -> None:
     sizes = {"fsdp": 2, "ep": 2, "tp": 2}
     assert_equals_the_full_model(ranks(8).run(run, nesting, ExpertTensorParallel(), sizes, grouped))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nesting", [FIRST, LAST])
+def test_ep_with_hybrid_fsdp_on_8_ranks(ranks: RankPools, nesting: str) -> None:
+    """FSDP averages over replicate and fsdp, the style over ep."""
+    sizes = {"replicate": 2, "fsdp": 2, "ep": 2}
+    assert_equals_the_full_model(ranks(8).run(run, nesting, ExpertParallel(), sizes))
