@@ -38,14 +38,32 @@ class Halves:
     placeholders: list[str]
 
 
+def saved_values(graph: ParallelGraph) -> list[fx.Node]:
+    """The values that forward keeps for backward, in order of their first use there; no placeholders among them, but
+    buffers that forward updates, of which a copy is kept."""
+    nodes = list(graph)
+    return _kept(graph, nodes, _later(nodes))[0] if graph.manifest.tangents else []
+
+
+def _later(nodes: list[fx.Node]) -> set[fx.Node]:
+    return {n for n in nodes if n.op == "call_function" and is_backward(n)}
+
+
+def _kept(
+    graph: ParallelGraph, nodes: list[fx.Node], later: set[fx.Node]
+) -> tuple[list[fx.Node], list[fx.Node], set[fx.Node]]:
+    """What is saved, the placeholders that backward reads itself, and what is saved as a copy."""
+    crossing = _crossing(graph, nodes, later)
+    copied = _in_mutated_buffers(graph, crossing)
+    saved = {n: None for n in crossing if n.op != "placeholder" or n in copied}
+    return list(saved), [n for n in crossing if n not in saved], copied
+
+
 def split(graph: ParallelGraph) -> Halves:
     """Cuts `graph` at its phase boundary; `graph` itself stays as it is."""
     nodes = list(graph)
-    later = {n for n in nodes if n.op == "call_function" and is_backward(n)}
-    crossing = _crossing(graph, nodes, later)
-    copied = _in_mutated_buffers(graph, crossing)
-    saved = [n for n in crossing if n.op != "placeholder" or n in copied]
-    direct = [n for n in crossing if n not in set(saved)]
+    later = _later(nodes)
+    saved, direct, copied = _kept(graph, nodes, later)
     forward = _forward(graph, nodes, later, saved, copied)
     if not graph.manifest.tangents:
         return Halves(forward, None, [], [])

@@ -10,16 +10,17 @@ region has its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 from torch import fx
 
 from ep_fx.graph.info import Phase, info_of
-from ep_fx.graph.manifest import ParameterSpec
+from ep_fx.graph.manifest import MESH_DIMS, MeshSpec, ParameterSpec
 from ep_fx.graph.parallel_graph import ParallelGraph
 from ep_fx.graph.places import Places, group_argument
 from ep_fx.graph.roles import Role, is_collective, role_of
+from ep_fx.graph.sizes import TypicalSizes
 from ep_fx.graph.texts import group_text
 from ep_fx.graph.values import Size, SymbolNames, bytes_of, bytes_text
 
@@ -37,6 +38,8 @@ class CollectiveRow:
         count: how many.
         bytes: bytes of all of them on one rank, where known.
         formula: the same as text, in rows ``R`` and sizes ``s0, s1, ..`` where they are known only at run time.
+        ranks: ranks of the group; None for a group that is not of the mesh.
+        typical: bytes at the sizes of the trace and on balanced routing (`TypicalSizes`), where anything is known.
     """
 
     phase: Phase
@@ -45,19 +48,32 @@ class CollectiveRow:
     count: int
     bytes: int | None
     formula: str
+    ranks: int | None = None
+    typical: int | None = None
 
 
 def summarise(graph: ParallelGraph) -> tuple[CollectiveRow, ...]:
     """One row for each kind of collective, direction and group, in order of first appearance."""
-    places, symbols = Places(graph), SymbolNames(graph)
+    places, symbols, sizes = Places(graph), SymbolNames(graph), TypicalSizes(graph)
     found: dict[tuple[Phase, str, str], list[Size | None]] = {}
+    mesh = graph.manifest.mesh
     for node in graph:
         if is_collective(node):
-            dims = group_text(group_argument(node) or "?", graph.manifest.mesh)
+            dims = group_text(group_argument(node) or "?", mesh)
             key = (info_of(node).phase, collective_kind(node, places), dims)
-            found.setdefault(key, []).append(moved_bytes(node, places, symbols))
+            found.setdefault(key, []).append(traced_bytes(node, places))
     ordered = sorted(found.items(), key=lambda item: item[0][0] is Phase.BACKWARD)
-    return tuple(_row(*key, sizes) for key, sizes in ordered)
+    rows = []
+    for key, moved in ordered:
+        known = [sizes.number(size) for size in moved if size is not None]
+        row = _row(*key, [None if size is None else symbols.rename(size) for size in moved])
+        rows.append(replace(row, ranks=_ranks(row.dims, mesh), typical=sum(known) if known else None))
+    return tuple(rows)
+
+
+def _ranks(dims: str, mesh: MeshSpec) -> int | None:
+    names = tuple(dims.split(","))
+    return mesh.size(*names) if set(names) <= set(MESH_DIMS) else None
 
 
 def collective_kind(node: fx.Node, places: Places) -> str:
@@ -82,7 +98,14 @@ def _amount(row: CollectiveRow) -> str:
 
 
 def moved_bytes(node: fx.Node, places: Places, symbols: SymbolNames) -> Size | None:
-    """Bytes of a collective's larger side: the gathered result of a gather, the argument of everything else.
+    """`traced_bytes` with the symbols of the graph's text."""
+    size = traced_bytes(node, places)
+    return None if size is None else symbols.rename(size)
+
+
+def traced_bytes(node: fx.Node, places: Places) -> Size | None:
+    """Bytes of a collective's larger side: the gathered result of a gather, the argument of everything else; a formula
+    in the trace's own symbols where they depend on sizes.
 
     Where no value is recorded, the bytes of the shards of its parameters.
     """
@@ -92,7 +115,7 @@ def moved_bytes(node: fx.Node, places: Places, symbols: SymbolNames) -> Size | N
         size = bytes_of(fx.map_arg(node.args[0], lambda n: n.meta.get("val")))
     if size is None and node in places.lists:
         return sum(spec.full_bytes // full * part for spec in places.lists[node] for full, part in (_cut(spec),))
-    return None if size is None else symbols.rename(size)
+    return size
 
 
 def _cut(spec: ParameterSpec) -> tuple[int, int]:

@@ -1,0 +1,138 @@
+"""Which reductions does this gradient meet, and what is its divisor: the way of one gradient, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+from torch import fx
+
+from ep_fx.explain.names import Reason, Subject, UnknownNameError, Where, lookup
+from ep_fx.explain.table import plain
+from ep_fx.graph import Role, role_of
+from ep_fx.graph.texts import plural
+from ep_fx.verify import RULES
+from ep_fx.verify.reading import arg
+from ep_fx.verify.reductions import dims_of, due_dims, gradient_path
+
+_WORDS = {Role.REDUCE_GRAD: "reduce-scatter", Role.ALL_REDUCE_GRAD: "all-reduce"}
+
+
+@dataclass(frozen=True)
+class GradientStep:
+    """One sum over ranks, or one scale.
+
+    Args:
+        node: the node that does it.
+        word: ``reduce-scatter``, ``all-reduce`` or ``divide``.
+        over: mesh dimensions of a sum.
+        ranks: ranks of a sum.
+        divisor: of a scale; 1 for a sum.
+    """
+
+    node: Where
+    word: str
+    over: tuple[str, ...]
+    ranks: int
+    divisor: float
+
+    def __str__(self) -> str:
+        if self.word == "divide":
+            return f"divided by {self.divisor:g} at {self.node}"
+        return f"{self.word} over {','.join(self.over)} ({plural(self.ranks, 'rank')}) at {self.node}"
+
+
+@dataclass(frozen=True)
+class GradientAnswer:
+    """One gradient.
+
+    Args:
+        parameter, unit: whose it is.
+        expert: whether it is an expert's, whose gradient comes from all ranks of ``ep`` through the tokens already.
+        computed: the node that computes this rank's contribution; None for a gradient that is zero by construction.
+        steps: every sum over ranks and every scale, in the order in which they run.
+        due: mesh dimensions over which contributions differ.
+        inside: mesh dimensions that the exchange of tokens has summed over.
+        divisor: of all scales together.
+        due_divisor: what the convention asks for.
+        reasons: the rules that hold this.
+    """
+
+    parameter: str
+    unit: str
+    expert: bool
+    computed: Where | None
+    steps: tuple[GradientStep, ...]
+    due: tuple[str, ...]
+    inside: tuple[str, ...]
+    divisor: float
+    due_divisor: float
+    reasons: tuple[Reason, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """The answer as JSON knows it."""
+        return cast("dict[str, object]", plain(self))
+
+    def __str__(self) -> str:
+        kind = "expert" if self.expert else "dense"
+        differ = ", ".join(self.due) or "no dimension: every rank computes the whole gradient"
+        inside = f"; the exchange of tokens has summed over {', '.join(self.inside)}" if self.inside else ""
+        lines = [
+            f"the gradient of {self.parameter} ({kind}, unit {self.unit})",
+            f"  computed  {self.computed or 'nowhere: zeros, no output depends on the parameter'}",
+            f"  differs   over {differ}{inside}",
+            *(f"  step      {step}" for step in self.steps),
+            f"  divisor   {self.divisor:g}, due {self.due_divisor:g}",
+        ]
+        return "\n".join([*lines, *(f"  why       {reason}" for reason in self.reasons)]) + "\n"
+
+
+def gradient_of(subject: Subject, name: str) -> GradientAnswer:
+    """The answer for the parameter called `name`.
+
+    Raises:
+        UnknownNameError: no such parameter, or one that is not trained here.
+    """
+    manifest = subject.graph.manifest
+    spec = lookup(name, manifest.names, "parameter")
+    if not spec.trainable:
+        raise UnknownNameError(f"parameter {name!r} is frozen, or the graph has no backward: it has no gradient here")
+    due = due_dims(manifest, spec)
+    path = gradient_path(subject.graph.gradients[name], due=bool(due))
+    nodes = {node for node, _ in path.reduces} | set(path.scales)
+    order = sorted(nodes, key=subject.facts.position.__getitem__)
+    computed = path.entry if isinstance(path.entry, fx.Node) and name not in manifest.zero_gradients else None
+    if computed is not None and role_of(computed) is Role.GETITEM:
+        computed = cast(fx.Node, computed.args[0])
+    return GradientAnswer(
+        parameter=name,
+        unit=spec.unit,
+        expert=spec.layout.is_expert,
+        computed=None if computed is None else subject.where(computed),
+        steps=tuple(_step(subject, node) for node in order),
+        due=due,
+        inside=manifest.mesh.live(("ep",)) if spec.layout.is_expert else (),
+        divisor=path.divisor,
+        due_divisor=manifest.grad_divisor,
+        reasons=tuple(_reasons(subject, due, spec.layout.is_expert)),
+    )
+
+
+def _step(subject: Subject, node: fx.Node) -> GradientStep:
+    mesh = subject.graph.manifest.mesh
+    over = dims_of(node, mesh)
+    if over is not None:
+        return GradientStep(subject.where(node), _WORDS.get(role_of(node), "sum"), over, mesh.size(*over), 1.0)
+    factor = float(arg(node, 1))
+    return GradientStep(subject.where(node), "divide", (), 1, factor)
+
+
+def _reasons(subject: Subject, due: tuple[str, ...], expert: bool) -> Iterator[Reason]:
+    manifest = subject.graph.manifest
+    summed = f"summed once over {', '.join(due)}" if due else "summed over nothing"
+    because = ", not over ep: the rows of all its ranks were computed here" if expert else ""
+    yield Reason("reduce-once", RULES["reduce-once"].sentence, f"{summed}{because}")
+    ranks = manifest.mesh.data_ranks
+    here = f"the mean over {plural(ranks, 'data rank')}" if manifest.grad_reduce == "mean" else "a sum is not divided"
+    yield Reason("divisor", RULES["divisor"].sentence, f"grad_reduce={manifest.grad_reduce}: {here}")

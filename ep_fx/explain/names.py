@@ -1,0 +1,95 @@
+"""From a name that a person typed to a node or a parameter: as the text form writes it, or as fx does."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import fx
+
+from ep_fx.graph import ParallelGraph, info_of, target_name
+from ep_fx.graph.printer import GraphText
+from ep_fx.graph.texts import source_text
+from ep_fx.verify import Facts
+
+T = TypeVar("T")
+
+
+class UnknownNameError(ValueError):
+    """A name that the graph does not have, or that is of another kind than was asked for."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """A node: its name in the text form, its operator, its module path and the user's source line where known."""
+
+    node: str
+    operator: str
+    module: str | None
+    source: str | None
+
+    def __str__(self) -> str:
+        place = " ".join(x for x in (self.module, f"({source_text(self.source)})" if self.source else None) if x)
+        what = "" if self.node.startswith(self.operator.strip("_")) else f" {self.operator}"
+        return f"%{self.node}{what}" + (f" in {place}" if place else "")
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why something is as it is: the rule that would be broken otherwise, what it says, and what it says here."""
+
+    rule: str
+    sentence: str
+    here: str
+
+    def __str__(self) -> str:
+        return f"rule {self.rule}: {self.here}"
+
+
+class Subject:
+    """One graph with everything that questions need; it must not change while this object is in use.
+
+    Args:
+        graph: the graph.
+    """
+
+    def __init__(self, graph: ParallelGraph) -> None:
+        self.graph = graph
+        self.facts = Facts(graph)
+        self.text = GraphText(graph)
+        self.nodes = {name: node for node, name in self.text.names.items()}
+
+    def where(self, node: fx.Node) -> Where:
+        """`node` for a reader."""
+        info = info_of(node)
+        return Where(self.text.names[node], target_name(node).split("::")[-1], info.fqn, info.source)
+
+    def node(self, name: str, also: Iterable[str] = ()) -> fx.Node:
+        """The node called `name`, with or without its ``%``.
+
+        Args:
+            also: other names that may have been meant, for the message.
+
+        Raises:
+            UnknownNameError: there is none; the message lists near misses.
+        """
+        name = name.strip().removeprefix("%")
+        if name in self.nodes:
+            return self.nodes[name]
+        by_fx = {node.name: node for node in self.graph}
+        return lookup(name, by_fx, "node", [*self.nodes, *also, *by_fx])
+
+
+def lookup(name: str, known: Mapping[str, T], what: str, suggest: Iterable[str] | None = None) -> T:
+    """The value of `name`.
+
+    Raises:
+        UnknownNameError: `known` has none; the message lists near misses among `suggest`, or among `known`.
+    """
+    if name in known:
+        return known[name]
+    options = list(dict.fromkeys(known if suggest is None else suggest))
+    near = difflib.get_close_matches(name, options, 5, 0.5) or options[:5]
+    raise UnknownNameError(f"the graph has no {what} {name!r}; did you mean {', '.join(near) or 'another graph'}?")

@@ -1,0 +1,126 @@
+"""The tables: each number is counted again, from the graph or by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from ep_fx.cost import peaks
+from ep_fx.explain import Explanation, explain
+from ep_fx.explain.table import Table, fold
+from ep_fx.graph import Manifest, MeshSpec, ParallelGraph, Role, is_backward, is_collective, split
+from ep_fx.graph.split import saved_values
+from ep_fx.testing.synthetic import logical_step, parallel_step
+
+
+def test_units_say_what_a_rank_holds_and_what_a_gather_makes_of_it(explanation: Explanation) -> None:
+    units = {unit.name: unit for unit in explanation.units}
+    assert list(units) == list(explanation.graph.manifest.units)
+    dense, experts = units["layers.0"], units["layers.1.moe.experts"]
+    assert (dense.kind, dense.over, dense.ranks, dense.gathers) == ("dense", ("fsdp", "ep"), 4, (1, 1))
+    assert (dense.shard_bytes, dense.full_bytes) == (4 * 16 * 4 + 2 * 4, 16 * 16 * 4 + 6 * 4)
+    assert (experts.kind, experts.over, experts.ranks) == ("experts", ("fsdp",), 2)
+    assert (experts.shard_bytes, experts.full_bytes) == (16 * 16 * 4, 2 * 16 * 16 * 4)
+
+
+def test_every_collective_is_counted_with_the_size_of_its_group(explanation: Explanation) -> None:
+    rows = explanation.collectives
+    assert sum(row.count for row in rows) == sum(is_collective(node) for node in explanation.graph)
+    assert {row.dims: row.ranks for row in rows} == {"fsdp,ep": 4, "fsdp": 2, "ep": 2}
+    dispatch = next(row for row in rows if row.kind == "dispatch")
+    assert (dispatch.formula, dispatch.bytes, dispatch.typical) == ("64*R", None, 64 * 96)
+
+
+def test_the_one_host_sync_of_a_layer_is_its_splits(explanation: Explanation) -> None:
+    assert [sync.node for sync in explanation.host_syncs] == ["context"]
+    assert len(explain(parallel_step(3)).host_syncs) == 3
+
+
+def test_an_operator_whose_result_has_a_size_of_its_own_is_a_host_sync() -> None:
+    graph, env = fx.Graph(), ShapeEnv()
+    with FakeTensorMode(shape_env=env) as mode:
+        x = graph.placeholder("x")
+        x.meta["val"] = mode.from_tensor(torch.ones(4))
+        found: Any = x
+        for target, args in ((torch.ops.aten.nonzero.default, ()), (torch.ops.aten.neg.default, ())):
+            value = target(found.meta["val"], *args)
+            found = graph.call_function(target, (found, *args))
+            found.meta["val"] = value
+        graph.output(((found,), (), ()))
+    facts = Manifest(MeshSpec({}, {}), (), (), ("x",), (), 1, ())
+    assert [(row.node, row.why) for row in explain(ParallelGraph(graph, facts)).host_syncs] == [
+        ("nonzero", "nonzero: the size of its result")
+    ]
+
+
+def test_what_is_kept_is_what_the_split_keeps(explanation: Explanation) -> None:
+    graph = explanation.graph
+    names = {node.name: node for node in graph}
+    rows = {row.node: row for row in explanation.saved}
+    text = explanation._subject.text.names
+    assert list(rows) == [text[names[name]] for name in split(graph).saved]
+    assert [row.bytes for row in rows.values() if row.formula.isdigit()] == [
+        int(row.formula) for row in rows.values() if row.formula.isdigit()
+    ]
+
+
+def test_a_view_of_a_kept_value_costs_nothing_more(graph: ParallelGraph) -> None:
+    copy = graph.copy()
+    readers = {node: [user for user in node.users if is_backward(user)] for node in saved_values(copy)}
+    value, reader = next((node, users[0]) for node, users in readers.items() if len(users) > 1)
+    with copy.graph.inserting_after(value):
+        view = copy.call(torch.ops.aten.alias.default, value, like=value, value=value.meta["val"])
+    reader.replace_input_with(value, view)
+    before, after = explain(graph), explain(copy)
+    assert [row.node for row in after.saved if row.shares] in (["alias"], [after._subject.text.names[value]])
+    assert len(after.saved) == len(before.saved) + 1
+    assert sum(r.bytes for r in after.saved if not r.shares) == sum(r.bytes for r in before.saved if not r.shares)
+
+
+def test_peaks_are_those_of_the_cost_model(explanation: Explanation) -> None:
+    wanted = peaks(explanation.graph)
+    assert {row.phase: (row.bytes, row.units) for row in explanation.peaks} == {
+        phase: (peak.bytes, peak.units) for phase, peak in wanted.items()
+    }
+
+
+def test_the_text_has_every_table_and_the_json_every_row(explanation: Explanation) -> None:
+    text = str(explanation)
+    for table in explanation.tables():
+        assert table.title in text
+        assert table.rows
+        assert all(len(row) == len(table.columns) for row in table.rows)
+    found = json.loads(explanation.to_json())
+    assert found["mesh"] == {"fsdp": 2, "ep": 2}
+    for name in ("units", "collectives", "host_syncs", "saved", "peaks", "reductions"):
+        assert len(found[name]) == len(getattr(explanation, name)) > 0
+    assert found["collectives"][0]["phase"] == "forward"
+
+
+def test_a_graph_before_any_pass_has_units_and_no_collective() -> None:
+    found = explain(logical_step(1))
+    assert found.collectives == ()
+    assert {unit.gathers for unit in found.units} == {(0, 0)}
+    assert len(found.host_syncs) == 1
+    assert str(found)
+
+
+def test_layers_that_say_the_same_are_folded_and_those_that_differ_are_not() -> None:
+    rows = [(f"model.layers.{i}.mlp", "8" if i == 2 else "4") for i in range(5)] + [("root", "1"), ("layers.7", "4")]
+    assert fold(rows) == (
+        ("model.layers.[0-1, 3-4].mlp (4x)", "4"), ("model.layers.2.mlp", "8"), ("root", "1"), ("layers.7", "4"),
+    )
+    assert fold([("a", "1"), ("a", "1")]) == (("a (2x)", "1"),)
+
+
+def test_a_table_is_aligned() -> None:
+    assert str(Table("t", ("a", "long"), (("xyz", "1"),), "n")) == "t\na    long\n---  ----\nxyz  1\nn\n"
+
+
+def test_explain_wants_a_captured_graph(graph: ParallelGraph) -> None:
+    assert explain(graph).graph.nodes(Role.CONTEXT)
