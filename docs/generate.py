@@ -94,8 +94,8 @@ def _order(policy: Literal["strict", "early"]) -> str:
 
 def _rules() -> str:
     """Every rule: sentence, why, and the error of the first mutation operator that it notices."""
-    graph = _module(fsdp=2, ep=2).graph
-    examples = _examples(graph)
+    examples = _examples(_module(fsdp=2, ep=2).graph)
+    examples = {**_examples(_module(ep=2, tp=2).graph, families="partial_sums"), **examples}
     parts = []
     for rule in RULES.values():
         error = examples.get(rule.id)
@@ -104,10 +104,10 @@ def _rules() -> str:
     return "\n".join(parts)
 
 
-def _examples(graph: ParallelGraph) -> dict[str, tuple[str, str]]:
+def _examples(graph: ParallelGraph, families: str = "") -> dict[str, tuple[str, str]]:
     """For each rule a mutation that it notices, preferably alone, and what it says then."""
     found: dict[str, tuple[int, str, str]] = {}
-    for name, operator in sorted(operators().items()):
+    for name, operator in sorted(operators(families=families).items()):
         mutant = operator(graph, random.Random(name))
         if mutant is None:
             continue
@@ -131,6 +131,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "reductions-fsdp2-ep2": lambda: _reductions(fsdp=2, ep=2),
     "reductions-fsdp1-ep4": lambda: _reductions(fsdp=1, ep=4),
     "reductions-replicate2-fsdp2-ep1": lambda: _reductions(replicate=2, fsdp=2, ep=1),
+    "reductions-ep2-tp2": lambda: _reductions(ep=2, tp=2),
     "order-strict": lambda: _order("strict"),
     "order-early": lambda: _order("early"),
     "rules": _rules,

@@ -84,11 +84,13 @@ def transform(
 
     Args:
         model: any `nn.Module`; its parameters may be on the meta device.
-        mesh: dimensions a subset of ``replicate, fsdp, ep`` in this order (and ``tp`` of size 1); for a pipeline stage
-            the submesh of the stage, ``mesh["fsdp", "ep"]``.
+        mesh: dimensions a subset of ``replicate, fsdp, ep, tp`` in this order; for a pipeline stage the submesh of the
+            stage, ``mesh["fsdp", "ep"]``. Each rank along the first three has tokens of its own. Ranks along ``tp``
+            must get the same tokens, and draw the same random numbers: seed them alike, and differently from others.
         example_inputs, example_kwargs: capture now, for the structure of these inputs; else at the first forward.
-        plan: module-path pattern (fnmatch) to a style, `ExpertParallel()`; None: all experts that are recognised,
-            at least one when ``ep`` > 1; ``{}``: none, on purpose.
+        plan: module-path pattern (fnmatch) to a style, `ExpertParallel()`, `TensorParallel()` or
+            `ExpertTensorParallel()`; None: the last for all experts that are recognised, at least one when ``ep`` or
+            ``tp`` > 1; ``{}``: none, on purpose. What no style splits over ``tp`` is the same on all its ranks.
         reshard_after_forward: free gathered parameters after forward and gather them again in backward.
         expert_reshard: "strict": experts stay gathered from before dispatch to after combine; "early": to last use.
         units: module-path patterns of the FSDP units; None: each block of the longest ModuleList, its experts apart,
@@ -113,7 +115,7 @@ def transform(
     with ExitStack() as undo:
         with stages_together(stages_to_join(mesh, sizes)):
             try:
-                passes = default_pipeline() if pipeline is None else pipeline_of(pipeline)
+                passes = default_pipeline(sizes.get("tp", 1) > 1) if pipeline is None else pipeline_of(pipeline)
                 options = Options(plan, reshard_after_forward, expert_reshard, units, grad_reduce, dynamic, verify)
                 options = with_policies(options, passes)
                 check_examples(example_inputs, example_kwargs)
@@ -160,7 +162,7 @@ class _Plan:
     def lines(self) -> list[str]:
         """What all ranks must agree on."""
         buffers = [f"buffer {name}: {b.dtype} {list(b.shape)}" for name, b in self.model.named_buffers()]
-        experts = [f"experts {e.path}: {e.num_experts} over {e.ep} ranks" for e in self.experts]
+        experts = [f"experts {e.path}: {e.num_experts} over {e.ep} x {e.tp} ranks" for e in self.experts]
         return [*parameter_lines(self.parameters()), *buffers, *experts]
 
 
@@ -176,10 +178,11 @@ def _plan(model: nn.Module, sizes: dict[str, int], options: Options, passes: Seq
     check_parameters(model)
     stacking = stack_experts(model)
     try:
-        experts = find_experts(model, options.plan, ep, stacking.reasons)
+        dims = None if options.plan is None else {pattern: s.mesh_dims for pattern, s in options.plan.items()}
+        experts = find_experts(model, dims, sizes, stacking.reasons)
         for item in experts:
             check_degrees(item.path, item.num_experts, top_k_of(model, item), item.ep)
-        check_passes(passes, sizes, any(item.ep > 1 for item in experts))
+        check_passes(passes, sizes, any(e.ep > 1 for e in experts), any(e.tp > 1 for e in experts))
         units = find_units(model, [e.path for e in experts if e.ep > 1 or ep == 1], options.units)
     except (TypeError, ValueError):
         stacking.undo()
@@ -189,7 +192,13 @@ def _plan(model: nn.Module, sizes: dict[str, int], options: Options, passes: Seq
 
 def _layouts(model: nn.Module, experts: Sequence[Experts], sizes: dict[str, int]) -> dict[str, Layout]:
     split_over_ep = {name for item in experts if item.ep > 1 or sizes.get("ep", 1) == 1 for name in item.parameters}
-    return {name: make_layout(tuple(p.shape), name in split_over_ep, sizes) for name, p in model.named_parameters()}
+    cuts = {name: cut for item in experts for name, cut in item.cuts.items()}
+    layouts = {}
+    for name, p in model.named_parameters():
+        cut = cuts.get(name)
+        over_tp = (None, 1) if cut is None else (cut.dim, cut.blocks)
+        layouts[name] = make_layout(tuple(p.shape), name in split_over_ep, sizes, *over_tp)
+    return layouts
 
 
 def _shard(plan: _Plan, mesh: DeviceMesh) -> dict[str, nn.Parameter]:
@@ -239,6 +248,8 @@ class _Compiler:
         check = _verified if self.options.verify else None
         if check is not None:
             check(graph)
+        elif any(e.tp > 1 for e in self.plan.experts):  # what a body does with a part of its features, nobody else asks
+            verify(graph, ["partial"]).raise_if_broken()
         manager = PassManager(self.passes, check)
         manager.run(graph)
         if check is not None:  # once for all passes: fake propagation costs up to 1 ms a node

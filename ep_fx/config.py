@@ -71,11 +71,12 @@ def with_policies(options: Options, passes: Sequence[Pass]) -> Options:
     return options
 
 
-def check_passes(passes: Sequence[Pass], sizes: Mapping[str, int], split_experts: bool) -> None:
+def check_passes(passes: Sequence[Pass], sizes: Mapping[str, int], split_experts: bool, cut_experts: bool) -> None:
     """Checks that a pipeline can run, and that it does what the mesh asks for.
 
     Args:
         split_experts: whether some experts are split over ``ep``.
+        cut_experts: whether some experts are cut over ``tp``.
 
     Raises:
         ContractError: a pass lacks what it requires, or provides what holds already.
@@ -84,6 +85,8 @@ def check_passes(passes: Sequence[Pass], sizes: Mapping[str, int], split_experts
     facts = check_contracts(passes)
     ranks = math.prod(sizes.get(dim, 1) for dim in DATA_DIMS)
     needed = {"expert-parallel": "lowers the token exchange"} if split_experts else {}
+    if cut_experts:
+        needed["tensor-parallel"] = "sums the partial outputs of experts"
     if ranks > 1:
         needed["fsdp"] = "shards the parameters and reduces the gradients"
     for fact, what in needed.items():
@@ -99,7 +102,7 @@ def mesh_sizes(mesh: DeviceMesh) -> dict[str, int]:
     Raises:
         TypeError: not a DeviceMesh.
         ValueError: dimensions without names, unknown names, another order than ``replicate, fsdp, ep, tp``,
-            ``tp`` > 1, a device type that has no backend here, or a mesh without this rank.
+            a device type that has no backend here, or a mesh without this rank.
     """
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"mesh must be a torch DeviceMesh, got {type(mesh).__name__}")
@@ -119,18 +122,13 @@ def mesh_sizes(mesh: DeviceMesh) -> dict[str, int]:
     if unknown:
         raise ValueError(f"mesh dimensions {unknown} of {names} are unknown; accepted: {MESH_DIMS}")
     if list(names) != [name for name in MESH_DIMS if name in names]:
-        raise ValueError(f"mesh dimensions {names} must stand in the order {MESH_DIMS}, so that ep is innermost")
+        raise ValueError(f"mesh dimensions {names} must stand in the order {MESH_DIMS}")
     if mesh.get_coordinate() is None:
         raise ValueError(
             f"rank {dist.get_rank()} is not in the mesh {mesh}; only ranks of the mesh may call transform, and of the "
             f"{dist.get_world_size()} ranks that run the mesh holds {mesh.size()}"
         )
     sizes = {name: mesh.size(index) for index, name in enumerate(names)}
-    if sizes.get("tp", 1) > 1:
-        raise ValueError(
-            f"mesh dimension 'tp' has size {sizes['tp']}; this version shards experts over ep and fsdp only, "
-            "accepted: no 'tp' dimension, or size 1"
-        )
     _check_device(mesh.device_type)
     return sizes
 
@@ -165,19 +163,15 @@ def check_plan(plan: Plan | None, sizes: Mapping[str, int]) -> None:
     """Checks that what the plan splits has a mesh dimension to be split over.
 
     Raises:
-        ValueError: a style that splits over ``tp``, or experts named while the mesh has no dimension ``ep``.
+        ValueError: a style that splits over a dimension which the mesh lacks.
     """
     for pattern, style in (plan or {}).items():
-        if "tp" in style.mesh_dims:
-            raise ValueError(
-                f"plan[{pattern!r}] is {style}, which splits experts over 'tp'; transform does not yet shard over "
-                "'tp', accepted: ep_fx.ExpertParallel()"
-            )
-    if plan and "ep" not in sizes:
-        raise ValueError(
-            f"plan splits {list(plan)} over the mesh dimension 'ep', but the mesh has only {list(sizes)}; add 'ep' "
-            "(size 1 will do), or leave plan out"
-        )
+        for dim in style.mesh_dims:
+            if dim not in sizes:
+                raise ValueError(
+                    f"plan[{pattern!r}] is {style}, which splits experts over the mesh dimension {dim!r}, but the mesh "
+                    f"has only {list(sizes)}; add {dim!r} (size 1 will do), or leave plan out"
+                )
 
 
 def check_examples(inputs: object, kwargs: object) -> None:

@@ -10,13 +10,28 @@ from ep_fx.passes._outside import GROUP, outside_passes
 from ep_fx.passes.dead_code import DeadCode
 from ep_fx.passes.expert_parallel import ExpertParallel
 from ep_fx.passes.fsdp import Fsdp
+from ep_fx.passes.tensor_parallel import TensorParallel
 
-__all__ = ["GROUP", "DeadCode", "ExpertParallel", "Fsdp", "default_pipeline", "known_passes", "pipeline_of"]
+__all__ = [
+    "GROUP",
+    "DeadCode",
+    "ExpertParallel",
+    "Fsdp",
+    "TensorParallel",
+    "default_pipeline",
+    "known_passes",
+    "pipeline_of",
+]
 
 
-def default_pipeline() -> tuple[Pass, ...]:
-    """The passes that every transform runs, in order."""
-    return (DeadCode(), ExpertParallel(), Fsdp(), DeadCode())
+def default_pipeline(over_tp: bool = False) -> tuple[Pass, ...]:
+    """The passes that a transform runs, in order.
+
+    Args:
+        over_tp: whether the mesh has ranks along ``tp``.
+    """
+    cut = (TensorParallel(),) if over_tp else ()
+    return (DeadCode(), ExpertParallel(), *cut, Fsdp(), DeadCode())
 
 
 def known_passes() -> Mapping[str, type[Pass]]:
@@ -25,7 +40,7 @@ def known_passes() -> Mapping[str, type[Pass]]:
     Raises:
         ValueError: a contribution that is no pass, or has the name of another.
     """
-    own: dict[str, type[Pass]] = {p.name: p for p in (DeadCode, ExpertParallel, Fsdp)}
+    own: dict[str, type[Pass]] = {p.name: p for p in (DeadCode, ExpertParallel, Fsdp, TensorParallel)}
     return {**own, **outside_passes(own)}
 
 

@@ -33,7 +33,8 @@ _REGION = re.compile(
     r"parameters (?P<parameters>.*?)(?P<no_backward>; no backward)?"
 )
 _PARAMETER = re.compile(
-    r"(?P<dtype>\w+)\[(?P<full>[\d, ]*)\](?: of \[(?P<shape>[\d, ]*)\])?(?P<expert> over ep)?, "
+    r"(?P<dtype>\w+)\[(?P<full>[\d, ]*)\](?: of \[(?P<shape>[\d, ]*)\])?(?P<expert> over ep)?"
+    r"(?:, dim (?P<tp>\d+) over tp(?: in (?P<blocks>\d+) blocks)?)?, "
     r"(?:whole|dim (?P<dim>\d+) cut (?:(?P<times>\d+) x (?P<size>\d+)|(?P<sizes>\d+(?: \+ \d+)*)) "
     r"over (?P<over>[\w,]*))"
     rf"; unit (?P<unit>{_NAME})(?P<frozen>; frozen)?(?P<zero>; zero gradient)?"
@@ -200,7 +201,9 @@ def read_parameter(text: str, name: str, placeholder: str) -> tuple[ParameterSpe
     full = _ints(match["full"])
     shape = full if match["shape"] is None else _ints(match["shape"])
     gather = tuple(match["over"].split(",")) if match["over"] else ()
-    layout = Layout(shape, full, match["expert"] is not None, gather, int(match["dim"] or 0), _cuts(match, full))
+    tp = None if match["tp"] is None else int(match["tp"])
+    is_expert, dim, blocks = match["expert"] is not None, int(match["dim"] or 0), int(match["blocks"] or 1)
+    layout = Layout(shape, full, is_expert, gather, dim, _cuts(match, full), tp, blocks)
     dtype = Reader(match["dtype"], {}).value()
     spec = ParameterSpec(name, placeholder, dtype, not match["frozen"], layout, _name(match["unit"]))
     return spec, bool(match["zero"])

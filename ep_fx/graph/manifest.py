@@ -72,13 +72,17 @@ class Layout:
 
     Args:
         shape: global shape, as the user sees it.
-        full_shape: shape of the unsharded parameter on one rank: `shape`, with dim 0 divided by `ep` for experts.
+        full_shape: shape of the unsharded parameter on one rank: `shape`, with dim 0 divided by `ep` for experts and
+            `tp_dim` divided by `tp`.
         is_expert: dim 0 is split over ``ep``.
         gather_dims: mesh dimensions over which the shards are gathered: ``("fsdp", "ep")`` for dense parameters,
             ``("fsdp",)`` for experts; without dimensions of size 1; empty: the parameter is not sharded.
         shard_dim: dimension of `full_shape` that is cut; 0 where nothing is cut.
         shard_sizes: length of the cut along `shard_dim` for each rank of the gather group, in group order;
             ``(full,)`` where nothing is cut. Uneven and zero lengths are allowed.
+        tp_dim: dimension cut over ``tp``, another than `shard_dim`; None: all ranks along ``tp`` hold the same.
+        tp_blocks: number of equal blocks along `tp_dim` of which each is cut, so that a rank's part is one piece of
+            each: 2 for a gate's weights followed by the up-projection's.
     """
 
     shape: tuple[int, ...]
@@ -87,6 +91,8 @@ class Layout:
     gather_dims: tuple[str, ...]
     shard_dim: int
     shard_sizes: tuple[int, ...]
+    tp_dim: int | None = None
+    tp_blocks: int = 1
 
     @property
     def padded_size(self) -> int:

@@ -4,6 +4,7 @@
     free      reshard                                                 subject: FSDP unit
     reduce    disassemble reduce_grad .. scale_grad .. unpad_shard    subject: FSDP unit
     dispatch, combine, dispatch backward, combine backward            subject: MoE region
+    sum over tp                                                       subject: MoE region
     compute   all else                                                subject: module path
 
 Read off targets, arguments and the Manifest alone, in two walks over the graph. For readers (text, pictures,
@@ -41,6 +42,7 @@ class Action(Enum):
     COMBINE = "combine"
     DISPATCH_BACKWARD = "dispatch backward"
     COMBINE_BACKWARD = "combine backward"
+    SUM = "sum over tp"
     COMPUTE = "compute"
 
 
@@ -140,7 +142,17 @@ class Places:
         action = self.region_action(node)
         if action is not None:
             return Place(action, self.region(node))
+        if self._is_sum(node):
+            return Place(Action.SUM, info_of(node).fqn)
         return Place(Action.COMPUTE, info_of(node).fqn)
+
+    def _is_sum(self, node: fx.Node) -> bool:
+        """Whether `node` adds up over ``tp``, or waits for it."""
+        role = role_of(node)
+        if role is Role.WAIT:
+            return self._is_sum(cast(fx.Node, node.args[0]))
+        dims = self._graph.manifest.mesh.dims_of(group_argument(node) or "") if role is Role.ALL_REDUCE else None
+        return role is Role.TP_SUM or dims == ("tp",)
 
     def unit(self, node: fx.Node) -> str | None:
         """FSDP unit of a gather, free or reduction; joined by commas where a pass merged several."""

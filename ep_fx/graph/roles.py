@@ -29,6 +29,11 @@ class Role(Enum):
     PAD_ROWS = "ep_fx::pad_rows"
     GROUPED_MM = "ep_fx::grouped_mm"
     GROUPED_MM_BACKWARD = "ep_fx::grouped_mm_backward"
+    TP_SHARE = "ep_fx::tp_share"
+    TP_SUM = "ep_fx::tp_sum"
+    ALL_REDUCE = "_c10d_functional::all_reduce"
+    ADD_BIAS = "ep_fx::add_bias"
+    ADD_BIAS_BACKWARD = "ep_fx::add_bias_backward"
     PAD_SHARD = "ep_fx::pad_shard"
     UNSHARD = "ep_fx::unshard"
     UNSHARD_WAIT = "ep_fx::unshard_wait"
@@ -50,9 +55,10 @@ class Role(Enum):
 
 
 _BY_NAME = {role.value: role for role in Role}
-COLLECTIVES = frozenset({Role.EXCHANGE, Role.UNSHARD, Role.REDUCE_GRAD, Role.ALL_REDUCE_GRAD})
+COLLECTIVES = frozenset({Role.EXCHANGE, Role.ALL_REDUCE, Role.UNSHARD, Role.REDUCE_GRAD, Role.ALL_REDUCE_GRAD})
 WAIT_OF = {
     Role.EXCHANGE: Role.WAIT,
+    Role.ALL_REDUCE: Role.WAIT,
     Role.UNSHARD: Role.UNSHARD_WAIT,
     Role.REDUCE_GRAD: Role.REDUCE_GRAD_WAIT,
     Role.ALL_REDUCE_GRAD: Role.REDUCE_GRAD_WAIT,

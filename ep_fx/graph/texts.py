@@ -20,6 +20,9 @@ def layout_text(layout: Layout) -> str:
     """``[8, 64] of [16, 64] over ep, dim 1 cut 2 x 32 over fsdp``; says all that `layout` says."""
     shape, full, sizes = list(layout.shape), list(layout.full_shape), layout.shard_sizes
     text = f"{full}{f' of {shape}' if full != shape else ''}{' over ep' if layout.is_expert else ''}"
+    if layout.tp_dim is not None:
+        blocks = f" in {layout.tp_blocks} blocks" if layout.tp_blocks > 1 else ""
+        text += f", dim {layout.tp_dim} over tp{blocks}"
     if (layout.gather_dims, layout.shard_dim, list(sizes)) == ((), 0, full[:1] or [1]):
         return f"{text}, whole"
     cuts = f"{len(sizes)} x {sizes[0]}" if len(set(sizes)) == 1 else " + ".join(map(str, sizes))

@@ -40,7 +40,7 @@ def _plain(operand: Tensor) -> Tensor:
     return operand if operand.data_ptr() % _ALIGNMENT == 0 else operand.clone()
 
 
-def _offsets(tokens_per_expert: Tensor, rows: int) -> Tensor:
+def row_offsets(tokens_per_expert: Tensor, rows: int) -> Tensor:
     """Index behind the last row of each expert; checked to lie within `rows`."""
     offsets = tokens_per_expert.cumsum(0)
     message = f"ep_fx.grouped_mm: tokens_per_expert counts more than the {rows} rows there are"
@@ -97,12 +97,17 @@ def _row_experts(offsets: Tensor, rows: int) -> Tensor:
 
 def _grouped_mm(x: Tensor, weight: Tensor, tokens_per_expert: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
     _check_dtypes(x, weight)
-    offsets = _offsets(tokens_per_expert, x.shape[0])
+    offsets = row_offsets(tokens_per_expert, x.shape[0])
     y = _multiply(x, weight, offsets, transposed)
     if bias is None:
         return y
+    return y.add_(row_biases(bias, offsets, x.shape[0]))
+
+
+def row_biases(bias: Tensor, offsets: Tensor, rows: int) -> Tensor:
+    """The bias ``[rows, D]`` of each row; zeros behind the last expert's."""
     padded = torch.cat((bias, bias.new_zeros(1, bias.shape[1])))
-    return y.add_(padded.index_select(0, _row_experts(offsets, x.shape[0])))
+    return padded.index_select(0, _row_experts(offsets, rows))
 
 
 def _grouped_mm_fake(
@@ -129,14 +134,15 @@ def _grouped_mm_backward(
     grad: Tensor, x: Tensor, weight: Tensor, tokens_per_expert: Tensor, has_bias: bool, transposed: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     grad = grad.contiguous()
-    offsets = _offsets(tokens_per_expert, x.shape[0])
+    offsets = row_offsets(tokens_per_expert, x.shape[0])
     grad_x = _multiply(grad, weight, offsets, not transposed)
     left, right = (grad, x) if transposed else (x, grad)
     grad_weight = _outer(left, right, offsets, _is_native(x, weight))
-    return grad_x, grad_weight, _bias_gradient(grad, offsets) if has_bias else grad.new_empty(0)
+    return grad_x, grad_weight, bias_gradient(grad, offsets) if has_bias else grad.new_empty(0)
 
 
-def _bias_gradient(grad: Tensor, offsets: Tensor) -> Tensor:
+def bias_gradient(grad: Tensor, offsets: Tensor) -> Tensor:
+    """Gradient ``[E, D]`` of the biases of every expert's rows: the sums of the rows of `grad`, kept in fp32."""
     sums = grad.new_zeros((offsets.shape[0] + 1, grad.shape[1]), dtype=accumulation_dtype(grad))
     sums.index_add_(0, _row_experts(offsets, grad.shape[0]), grad.to(sums.dtype))
     return sums[:-1].to(grad.dtype, copy=True)

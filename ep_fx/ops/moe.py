@@ -14,6 +14,7 @@ class _Region(NamedTuple):
     ep_size: int
     num_experts: int | None
     calls: list[int]
+    tp_size: int = 1
 
 
 _EAGER = _Region("eager", 1, None, [])
@@ -21,14 +22,14 @@ _CURRENT: ContextVar[_Region | None] = ContextVar("ep_fx_region", default=None)
 
 
 @contextmanager
-def region(name: str, ep_size: int, num_experts: int) -> Iterator[None]:
-    """While open, `moe` belongs to the experts called `name`, split over `ep_size` ranks.
+def region(name: str, ep_size: int, num_experts: int, tp_size: int = 1) -> Iterator[None]:
+    """While open, `moe` belongs to the experts called `name`, split over `ep_size` ranks, each cut over `tp_size`.
 
     Raises:
         ValueError: `moe` was not called exactly once.
     """
     calls: list[int] = []
-    token = _CURRENT.set(_Region(name, ep_size, num_experts, calls))
+    token = _CURRENT.set(_Region(name, ep_size, num_experts, calls, tp_size))
     try:
         yield
         if len(calls) != 1:
@@ -62,7 +63,7 @@ def moe(
     Raises:
         ValueError: shapes that do not fit, or another `num_experts` than the module's.
     """
-    name, ep_size, declared, calls = _CURRENT.get() or _EAGER
+    name, ep_size, declared, calls, tp_size = _CURRENT.get() or _EAGER
     if x.dim() != 2 or topk_ids.dim() != 2 or topk_ids.shape != topk_weights.shape:
         raise ValueError(
             f"moe: expected x [T, D], topk_ids and topk_weights [T, K], got {tuple(x.shape)}, {tuple(topk_ids.shape)} "
@@ -75,5 +76,10 @@ def moe(
     ops = torch.ops.ep_fx
     rows, counts, order = ops.permute(x, topk_ids, num_experts)
     routed, _, counts, indices, splits = ops.dispatch(rows, counts, None, ep_size, name)
-    back = ops.combine(experts_fn(routed, counts), indices, splits, rows.shape[0], name)
+    if tp_size == 1:
+        routed_output = experts_fn(routed, counts)
+    else:
+        partial = experts_fn(ops.tp_share(routed, tp_size, name), counts)
+        routed_output = ops.tp_sum(partial, tp_size, name)
+    back = ops.combine(routed_output, indices, splits, rows.shape[0], name)
     return cast(torch.Tensor, ops.unpermute(back, order, topk_weights))

@@ -24,7 +24,7 @@ from ep_fx.capture import Inputs, Stack, fold, refuse_caches, unfold
 from ep_fx.graph import Layout, ParallelGraph, format_records, print_graph
 from ep_fx.graph.summary import format_summary, summarise
 from ep_fx.runtime.program import Call, Program, run
-from ep_fx.sharding import as_dtensor, local_shard
+from ep_fx.sharding import as_dtensor, cut_over_tp, is_packed, local_shard, whole_over_tp
 from ep_fx.verify import Report, verify
 from ep_fx.verify.reduction_table import format_reductions, reduction_table
 
@@ -83,6 +83,8 @@ class EPModule(nn.Module):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "forward", _with_signature(self.forward, template))
         self.register_load_state_dict_pre_hook(_shard_full_tensors)  # type: ignore[no-untyped-call]
+        if any(is_packed(layout, mesh) for layout in layouts.values()):
+            self.register_state_dict_post_hook(_unpack)  # type: ignore[no-untyped-call]
 
     def _mirror(self, template: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
         """The template's module tree, with the sharded parameters and the template's own buffers."""
@@ -150,6 +152,9 @@ class EPModule(nn.Module):
 
     def _rewrap(self, gradient: torch.Tensor, index: int) -> torch.Tensor:
         return as_dtensor(gradient, self._layouts[self._names[index]], self._mesh)
+
+    def _layout_of(self, parameter: nn.Parameter) -> Layout:
+        return self._layouts[next(name for name, p in self.named_parameters() if p is parameter)]
 
     def _check_devices(self, inputs: Inputs) -> None:
         for path, tensor in zip(inputs.paths, inputs.tensors, strict=True):
@@ -307,13 +312,25 @@ def _shard_full_tensors(module: nn.Module, state: dict[str, Any], prefix: str, *
     fold(state, module._stacks, prefix)
     for name, parameter in module.named_parameters(remove_duplicate=False):
         value = state.get(prefix + name)
-        if not isinstance(parameter, DTensor) or value is None or isinstance(value, DTensor):
+        if not isinstance(parameter, DTensor) or value is None:
             continue
-        first = next(n for n, p in module.named_parameters() if p is parameter)
-        layout = module._layouts[first]
+        layout = module._layout_of(parameter)
+        if isinstance(value, DTensor):
+            if is_packed(layout, module._mesh):
+                state[prefix + name] = cut_over_tp(value, layout, module._mesh)
+            continue
         if tuple(value.shape) != layout.shape:
             continue  # load_state_dict itself reports the wrong shape
         state[prefix + name] = as_dtensor(local_shard(value, layout, module._mesh), layout, module._mesh)
+
+
+def _unpack(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """In a state dict, parameters of which a rank has no box are whole over ``tp``: a checkpoint writes boxes."""
+    assert isinstance(module, EPModule)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        value = state.get(prefix + name)
+        if isinstance(value, DTensor) and is_packed(module._layout_of(parameter), module._mesh):
+            state[prefix + name] = whole_over_tp(cast(DTensor, value.detach()), module._mesh)
 
 
 def _with_signature(forward: Callable[..., Any], template: nn.Module) -> Callable[..., Any]:

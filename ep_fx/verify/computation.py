@@ -2,6 +2,7 @@
 
     x @ full(w)          =  x @ w                      gathered, padded, assembled: still the parameter
     regroup(wait(..x))   =  dispatch(x)                lowered or not: the rows of x in the order of that context
+    wait(all_reduce(y))  =  tp_sum(y)                  lowered or not: the sum of partial outputs
     scale(wait(..g))     =  g                          its sums and its divisor are other rules' affair
 
 Each node gets a number, made of its operator and the numbers of its arguments; two graphs compute the same where the
@@ -28,6 +29,7 @@ from ep_fx.verify.rule import Violation, rule
 _SAME = frozenset(
     {
         Role.PAD_SHARD, Role.UNPAD_SHARD, Role.ASSEMBLE, Role.DISASSEMBLE, Role.WAIT, Role.PAD_ROWS,
+        Role.TP_SHARE,
     }
 )
 """What they give is what they are given, elsewhere or in another form."""
@@ -114,6 +116,7 @@ class Numbers:
     def __init__(self, facts: Facts) -> None:
         self._aliases = facts.aliases
         self._constants = facts.graph.constants
+        self._mesh = facts.manifest.mesh
         self._numbers: dict[fx.Node, Any] = {}
         self._states: dict[Memory, int] = {}
         self._drawn: dict[int, int] = {}
@@ -191,6 +194,12 @@ class Numbers:
         packed = self._packed.get(value) if isinstance(value, fx.Node) else None
         return self._call(node, kind) if packed is None else packed
 
+    def _sum(self, node: fx.Node, kind: _Kind) -> Any:
+        """A sum of partial outputs over ``tp``, lowered or not; other sums are operators like any other."""
+        if kind.role is Role.ALL_REDUCE and (arg(node, 1) != "sum" or self._mesh.dims_of(str(arg(node, 2))) != ("tp",)):
+            return self._call(node, kind)
+        return hash((20, self.of(arg(node, 0))))
+
     def _pack(self, node: fx.Node, kind: _Kind) -> Any:
         """Rows made ready for an exchange, which alone makes rows of them again."""
         self._packed[node] = self._rows(node, kind) if kind.role is Role.UNGROUP else self._same(node, kind)
@@ -247,6 +256,8 @@ _SPECIAL: dict[Role, Callable[[Numbers, fx.Node, _Kind], Any]] = {
     Role.SEND_ROWS: Numbers._pack,
     Role.UNGROUP: Numbers._pack,
     Role.EXCHANGE: Numbers._exchange,
+    Role.TP_SUM: Numbers._sum,
+    Role.ALL_REDUCE: Numbers._sum,
     Role.GETITEM: Numbers._getitem,
     Role.RESHARD: lambda *_: 0,
 }

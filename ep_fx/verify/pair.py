@@ -292,7 +292,7 @@ def _foreign_context(facts: Facts, masks: Sequence[int], context: Sequence[int])
                 )
 
 
-_COUNTS_AT = {Role.GROUPED_MM: 2, Role.GROUPED_MM_BACKWARD: 3}
+_COUNTS_AT = {Role.GROUPED_MM: 2, Role.GROUPED_MM_BACKWARD: 3, Role.ADD_BIAS: 2, Role.ADD_BIAS_BACKWARD: 1}
 
 
 def _has_weights(region: Region, experts: frozenset[str], weights: dict[str, Any], counts_at: int | None) -> bool:

@@ -41,6 +41,10 @@ WHY: dict[str, str] = {
         "makes expert gradients too large by the size of ep. It is the most common silent fault of expert "
         "parallelism."
     ),
+    "partial": (
+        "Ranks along tp compute summands of an expert's output. One that is not added up, or twice, or only after "
+        "something that is not linear, is another number with the right shape, in forward and in backward."
+    ),
     "saved": (
         "A gathered weight, or a view of it, among the values kept for backward keeps the whole weight alive "
         "from forward to backward: freeing it in forward was in vain."

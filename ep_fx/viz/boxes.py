@@ -163,7 +163,7 @@ class Boxes:
         if role is Role.EXCHANGE:
             source = node.all_input_nodes[0]
             return self.owner[source] if role_of(source) in (Role.SEND_ROWS, Role.UNGROUP) else None
-        if role in (Role.SEND_ROWS, Role.UNGROUP):
+        if role in (Role.SEND_ROWS, Role.UNGROUP, Role.TP_SUM, Role.ALL_REDUCE):
             return None
         index = self._open.get(self._key(node))
         if role in (Role.PAD_SHARD, Role.UNSHARD) and index is not None and self._has(index, Role.UNSHARD):
@@ -198,6 +198,8 @@ class Boxes:
             return Box(Kind.WAIT if role in _WAITS else _UNIT_KINDS[action], phase, Lane.UNIT, module)
         if action in REGION_ACTIONS:
             return self._region_box(node, module)
+        if action is Action.SUM:
+            return Box(Kind.WAIT if role is Role.WAIT else Kind.SUM, phase, Lane.MAIN, module)
         return Box(Kind.COMPUTE, phase, Lane.MAIN, module)
 
     def _region_box(self, node: fx.Node, module: str) -> Box:

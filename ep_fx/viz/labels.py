@@ -18,7 +18,7 @@ from ep_fx.viz.model import Kind, Lane
 
 _OPERATION = {
     Role.UNSHARD: "all-gather", Role.REDUCE_GRAD: "reduce-scatter", Role.ALL_REDUCE_GRAD: "all-reduce",
-    Role.EXCHANGE: "all-to-all",
+    Role.EXCHANGE: "all-to-all", Role.ALL_REDUCE: "all-reduce",
 }
 _MOST_OPERATORS = 2
 _MOST_COLLECTIVES = 2

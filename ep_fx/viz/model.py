@@ -22,6 +22,7 @@ class Kind(Enum):
     UNSHARD = "unshard"
     RESHARD = "reshard"
     REDUCE = "reduce"
+    SUM = "sum"
     WAIT = "wait"
     PLACEHOLDER = "placeholder"
     OUTPUT = "output"

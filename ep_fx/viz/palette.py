@@ -32,6 +32,7 @@ BOXES: dict[Kind, BoxStyle] = {
     Kind.COMBINE: BoxStyle("#ede9fe", "#7c3aed", "combine: rows back"),
     Kind.CONTEXT: BoxStyle("#fef3c7", "#d97706", "dispatch context"),
     Kind.EXCHANGE: BoxStyle("#cffafe", "#0891b2", "other exchange"),
+    Kind.SUM: BoxStyle("#fae8ff", "#c026d3", "sum over tp: parts of experts"),
     Kind.WAIT: BoxStyle("#ffffff", "#64748b", "wait", dashed=True),
     Kind.COMPUTE: BoxStyle("#f8fafc", "#94a3b8", "compute"),
     Kind.PLACEHOLDER: BoxStyle("#ffffff", "#475569", ""),

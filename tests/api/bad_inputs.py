@@ -16,6 +16,7 @@ from torch.distributed.tensor import distribute_module
 import ep_fx
 from ep_fx.testing import local_mesh
 from tests.models.hand_moe import HandMoE, tokens_for
+from tests.models.tiny_moe import TinyMoE
 
 
 @contextmanager
@@ -110,7 +111,17 @@ def arguments(rank: int) -> dict[str, tuple[str, str, int]]:
             "order": lambda: ep_fx.transform(HandMoE(), reverse),
             "unknown dimension": lambda: ep_fx.transform(HandMoE(), unknown),
             "pp": lambda: ep_fx.transform(HandMoE(), stages),
-            "tp": lambda: ep_fx.transform(HandMoE(), tensor_parallel),
+            "tp, unknown parameter": lambda: ep_fx.transform(HandMoE(), tensor_parallel),
+            "tp, hidden 33": lambda: ep_fx.transform(TinyMoE(hidden=33), tensor_parallel),
+            "tp, no experts": lambda: ep_fx.transform(torch.nn.Linear(4, 4), local_mesh(fsdp=2, tp=2)),
+            "tp, other pipeline": lambda: ep_fx.transform(TinyMoE(), tensor_parallel, pipeline="expert-parallel,fsdp"),
+            "tp without ep": lambda: ep_fx.transform(
+                TinyMoE(), local_mesh(fsdp=2, tp=2), plan={"*.experts": ep_fx.ExpertTensorParallel()}
+            ),
+            "two styles": lambda: ep_fx.transform(
+                TinyMoE(), tensor_parallel,
+                plan={"*.experts": ep_fx.TensorParallel(), "blocks.1.moe.*": ep_fx.ExpertParallel()},
+            ),
             "no cuda": lambda: ep_fx.transform(HandMoE(), elsewhere),
             "no npu": lambda: ep_fx.transform(HandMoE(), missing),
             "no mesh": lambda: ep_fx.transform(HandMoE(), (2, 2)),  # type: ignore[arg-type]

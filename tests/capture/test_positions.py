@@ -31,7 +31,7 @@ class OwnPositions(nn.Module):
 def forward_trace(model: nn.Module, kwargs: dict[str, Any]) -> Trace:
     """The forward of `model`, unsharded."""
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    experts = find_experts(model, None, 1)
+    experts = find_experts(model, None, {})
     return trace_joint(
         model, shapes, torch.device("cpu"), experts, Inputs.of((), kwargs), READINGS[0], gradients=False
     )

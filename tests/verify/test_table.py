@@ -16,6 +16,7 @@ from tests.verify import (
     test_live,
     test_order,
     test_pair,
+    test_partial,
     test_peak,
     test_state,
     test_waits,
@@ -24,8 +25,8 @@ from tests.verify.breaking import Breaks
 from tests.verify.builder import Step
 
 MODULES = (
-    test_computation, test_effects, test_ep_order, test_gradients, test_live, test_order, test_pair, test_peak,
-    test_state, test_waits,
+    test_computation, test_effects, test_ep_order, test_gradients, test_live, test_order, test_pair, test_partial,
+    test_peak, test_state, test_waits,
 )
 TABLES = [value for module in MODULES for _, value in inspect.getmembers(module, lambda v: isinstance(v, Breaks))]
 BROKEN = {case.rule for table in TABLES for case in table.cases}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
-from typing import Any
 
 from torch import nn
 
 from ep_fx.capture.experts.base import Experts, Family, where
+from ep_fx.capture.experts.cuts import find_cuts, full_name
 from ep_fx.capture.experts.explicit import Explicit, is_registered, register_experts
 from ep_fx.capture.experts.grouped import Grouped
 from ep_fx.capture.experts.huggingface import HuggingFace
@@ -19,6 +19,7 @@ from ep_fx.capture.experts.torchtitan import TorchTitan
 FAMILIES: tuple[Family, ...] = (Explicit(), HuggingFace(), Grouped(), ModuleLists(), TorchTitan())
 FORMS = tuple(family.form for family in FAMILIES)
 """The accepted forms in words, for messages."""
+_DIMS: Sequence[str] = ("ep", "tp")
 _TOP_K = ("top_k", "topk", "num_experts_per_tok", "num_experts_per_token", "experts_per_token")
 
 __all__ = [
@@ -33,45 +34,58 @@ def stack_experts(model: nn.Module) -> Stacking:
 
 
 def find_experts(
-    model: nn.Module, plan: Mapping[str, Any] | None, ep: int, reasons: Mapping[str, str] | None = None
+    model: nn.Module,
+    plan: Mapping[str, Sequence[str]] | None,
+    sizes: Mapping[str, int],
+    reasons: Mapping[str, str] | None = None,
 ) -> list[Experts]:
     """The experts modules of `model`, in module order.
 
     Args:
-        plan: module-path patterns of what is split over ``ep``; None: all that is recognised; ``{}``: nothing.
-        ep: size of the mesh dimension ``ep``.
+        plan: module-path patterns and the mesh dimensions that what they match is split over, of ``ep`` and ``tp``;
+            None: all that is recognised, over both; ``{}``: nothing.
+        sizes: sizes of the mesh dimensions.
         reasons: why a list of experts was not recognised, by module path.
 
     Raises:
-        ValueError: nothing recognised while it must be, a list of experts that is not recognised, or a pattern that
-            matches no experts.
+        ValueError: nothing recognised while it must be, a list of experts that is not recognised, a pattern that
+            matches no experts, two styles for one module, or experts that ``tp`` cannot cut.
     """
     families = {path: family for path, module in model.named_modules() if (family := _family(module))}
-    chosen = set(families) if plan is None else _planned(model, families, plan, reasons or {})
-    if ep > 1 and plan is None and not families and not reasons:
+    chosen: Mapping[str, Sequence[str]] = (
+        dict.fromkeys(families, _DIMS) if plan is None else _planned(model, families, plan, reasons or {})
+    )
+    whole = [dim for dim in _DIMS if sizes.get(dim, 1) > 1]
+    if whole and plan is None and not families and not reasons:
+        dim = whole[0]
         raise ValueError(
-            f"no MoE experts were recognised in {type(model).__name__}, but the mesh dimension 'ep' has size {ep}; "
-            f"{_hint(model)}accepted forms: {list(FORMS)}; for a model without experts pass plan={{}}"
+            f"no MoE experts were recognised in {type(model).__name__}, but the mesh dimension {dim!r} has size "
+            f"{sizes[dim]}; {_hint(model)}accepted forms: {list(FORMS)}; for a model without experts pass plan={{}}"
         )
-    if ep > 1 and plan is None and reasons:
+    if whole and plan is None and reasons:
         raise ValueError(_not_recognised(list(reasons.values())))
     modules = dict(model.named_modules())
-    return [_describe(path, modules[path], family, ep if path in chosen else 1) for path, family in families.items()]
+    found = []
+    for path, family in families.items():
+        ep, tp = (sizes.get(dim, 1) if dim in chosen.get(path, ()) else 1 for dim in _DIMS)
+        found.append(_describe(path, modules[path], family, ep, tp))
+    return found
 
 
 def _family(module: nn.Module) -> Family | None:
     return next((family for family in FAMILIES if family.accepts(module)), None)
 
 
-def _describe(path: str, module: nn.Module, family: Family, ep: int) -> Experts:
+def _describe(path: str, module: nn.Module, family: Family, ep: int, tp: int) -> Experts:
     number = family.num_experts(module)
     lists = [name for name, inner in module.named_modules() if isinstance(inner, StackedExperts)]
-    parameters = tuple(
-        f"{path}.{name}" if path else name
+    own = {
+        name: p
         for name, p in module.named_parameters()
         if p.dim() > 0 and p.shape[0] == number and _is_of_experts(name, family, lists)
-    )
-    return Experts(path, module, family.name, number, parameters, ep)
+    }
+    cuts = find_cuts(path, module, family, own, tp) if tp > 1 else {}
+    return Experts(path, module, family.name, number, tuple(full_name(path, name) for name in own), ep, tp, cuts)
 
 
 def _is_of_experts(name: str, family: Family, lists: Sequence[str]) -> bool:
@@ -90,10 +104,10 @@ def _not_recognised(reasons: Sequence[str]) -> str:
 
 
 def _planned(
-    model: nn.Module, families: Mapping[str, Family], plan: Mapping[str, Any], reasons: Mapping[str, str]
-) -> set[str]:
-    chosen: set[str] = set()
-    for pattern in plan:
+    model: nn.Module, families: Mapping[str, Family], plan: Mapping[str, Sequence[str]], reasons: Mapping[str, str]
+) -> dict[str, Sequence[str]]:
+    chosen: dict[str, Sequence[str]] = {}
+    for pattern, dims in plan.items():
         if failed := [reason for path, reason in reasons.items() if fnmatchcase(path, pattern)]:
             raise ValueError(f"plan: pattern {pattern!r}: {_not_recognised(failed)}")
         hits = {path for path in families if fnmatchcase(path, pattern)}
@@ -104,7 +118,12 @@ def _planned(
                 f"plan: pattern {pattern!r} {what}; experts in this model: {list(families) or 'none'}; "
                 f"accepted forms: {list(FORMS)}"
             )
-        chosen |= hits
+        for path in sorted(hits):
+            if tuple(chosen.setdefault(path, dims)) != tuple(dims):
+                raise ValueError(
+                    f"plan: {path!r} is to be split over {list(chosen[path])} and, by {pattern!r}, over {list(dims)}; "
+                    "give every module one style"
+                )
     return chosen
 
 

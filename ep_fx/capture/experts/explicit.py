@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from ep_fx.capture.experts.base import Experts
+from ep_fx.capture.experts.base import Cut, Experts, cut_by_name
 from ep_fx.capture.experts.module_list import StackedExperts
 from ep_fx.ops.moe import region
 
@@ -62,6 +62,10 @@ class Explicit:
         number = getattr(module, "num_experts", None)
         return int(number if number is not None else next(module.parameters()).shape[0])
 
+    def cut(self, module: nn.Module, name: str) -> Cut | None:
+        """By name, see `cut_by_name`."""
+        return cut_by_name(name)
+
     @contextmanager
     def install(self, experts: Sequence[Experts]) -> Iterator[None]:
         """Calls the registered function instead of forward until the end."""
@@ -75,5 +79,5 @@ class Explicit:
 
 
 def _call(experts: Experts, *args: Any, **kwargs: Any) -> Any:
-    with region(experts.path, experts.ep, experts.num_experts):
+    with region(experts.path, experts.ep, experts.num_experts, experts.tp):
         return _FORWARDS[type(experts.module)](experts.module, *args, **kwargs)

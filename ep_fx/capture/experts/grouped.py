@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ep_fx.capture.experts.base import Experts, where
+from ep_fx.capture.experts.base import Cut, Experts, cut_by_name, where
 from ep_fx.styles.forms import GROUPED
 
 
@@ -31,6 +31,10 @@ class Grouped:
     def num_experts(self, module: nn.Module) -> int:
         """Dim 0 of the parameters."""
         return GROUPED.num_experts(module)
+
+    def cut(self, module: nn.Module, name: str) -> Cut | None:
+        """By name, see `cut_by_name`."""
+        return cut_by_name(name)
 
     @contextmanager
     def install(self, experts: Sequence[Experts]) -> Iterator[None]:
@@ -58,12 +62,11 @@ def _wrapped(experts: Experts, body: Callable[..., Any]) -> Callable[..., torch.
         routed, weights, local, indices, splits = torch.ops.ep_fx.dispatch(
             x, counts.to(torch.int64).contiguous(), flat, experts.ep, experts.path
         )
-        call.arguments[x_name], call.arguments[counts_name] = routed, local.to(counts.dtype)
+        call.arguments[x_name], call.arguments[counts_name] = experts.enter(routed), local.to(counts.dtype)
         if scores is not None and scores_name is not None:
-            call.arguments[scores_name] = weights.reshape(-1, *scores.shape[1:])
-        back: torch.Tensor = torch.ops.ep_fx.combine(
-            _run(experts, body, call), indices, splits, x.shape[0], experts.path
-        )
+            call.arguments[scores_name] = experts.enter(weights).reshape(-1, *scores.shape[1:])
+        routed_output = experts.leave(_run(experts, body, call))
+        back: torch.Tensor = torch.ops.ep_fx.combine(routed_output, indices, splits, x.shape[0], experts.path)
         return back
 
     return forward
@@ -74,9 +77,10 @@ def _run(experts: Experts, body: Callable[..., Any], call: inspect.BoundArgument
         result = body(*call.args, **call.kwargs)
     except Exception as error:
         local = experts.num_experts // experts.ep
+        part = f", and 1/{experts.tp} of the hidden features of each for tp={experts.tp}" if experts.tp > 1 else ""
         raise ValueError(
             f"{experts.path} ({where(experts.module)}): the body of these experts cannot be traced with the {local} "
-            f"local experts of {experts.num_experts} that a rank holds for ep={experts.ep}; take their number from "
+            f"local experts of {experts.num_experts} that a rank holds for ep={experts.ep}{part}; take sizes from "
             f"num_tokens_per_expert or from the parameters, not from a constant, and do not branch on counts: {error}"
         ) from error
     if not isinstance(result, torch.Tensor):

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ep_fx.capture.experts.base import Experts
+from ep_fx.capture.experts.base import Cut, Experts
 from ep_fx.styles.forms import TRANSFORMERS
 
 _IMPLEMENTATION = "_experts_implementation_internal"
@@ -32,6 +32,17 @@ class HuggingFace:
     def num_experts(self, module: nn.Module) -> int:
         """Number of experts, from the module."""
         return TRANSFORMERS.num_experts(module)
+
+    def cut(self, module: nn.Module, name: str) -> Cut | None:
+        """By name and by the flags of the decorator: in ``gate_up_proj`` both halves are cut, interleaved or not."""
+        owner = cast(Any, module)
+        both = Cut(1, blocks=2) if getattr(owner, "is_concatenated", True) else Cut(1, each=2)
+        into, out = (2, 1) if owner.is_transposed else (1, 2)
+        cuts = {
+            "gate_up_proj": both._replace(dim=into), "gate_up_proj_bias": both,
+            "up_proj": Cut(into), "up_proj_bias": Cut(1), "down_proj": Cut(out), "down_proj_bias": None,
+        }
+        return cuts[name]
 
     @contextmanager
     def install(self, experts: Sequence[Experts]) -> Iterator[None]:
@@ -67,15 +78,21 @@ def _experts_forward(
     rows, counts, order = ops.permute(hidden, topk_ids, experts.num_experts)
     routed, _, counts, indices, splits = ops.dispatch(rows, counts, None, experts.ep, experts.path)
 
-    def linear(x: torch.Tensor, name: str) -> torch.Tensor:
-        bias = getattr(module, f"{name}_bias") if module.has_bias else None
+    def bias(name: str) -> torch.Tensor | None:
+        return cast(torch.Tensor, getattr(module, f"{name}_bias")) if module.has_bias else None
+
+    def linear(x: torch.Tensor, name: str, bias: torch.Tensor | None) -> torch.Tensor:
         return cast(torch.Tensor, ops.grouped_mm(x, getattr(module, name), counts, bias, not module.is_transposed))
 
+    routed = experts.enter(routed)
     if module.has_gate:
-        inner = module._apply_gate(linear(routed, "gate_up_proj"))
+        inner = module._apply_gate(linear(routed, "gate_up_proj", bias("gate_up_proj")))
     else:
-        inner = module.act_fn(linear(routed, "up_proj"))
-    out = linear(inner, "down_proj")
+        inner = module.act_fn(linear(routed, "up_proj", bias("up_proj")))
+    last = bias("down_proj")
+    out = experts.leave(linear(inner, "down_proj", last if experts.tp == 1 else None))
+    if last is not None and experts.tp > 1:  # once, and not on every rank that holds a part
+        out = ops.add_bias(out, last, counts)
     if getattr(module, "has_post_expert_norm", False):
         out = module.post_expert_norm(out)
     back = ops.combine(out, indices, splits, rows.shape[0], experts.path)

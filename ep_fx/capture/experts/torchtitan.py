@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from ep_fx.capture.experts.base import Experts, where
+from ep_fx.capture.experts.base import Cut, Experts, cut_by_name, where
 
 _DISPATCHERS = ("LocalTokenDispatcher", "AllToAllTokenDispatcher")
 """Classes of torchtitan 0.3 whose result is known: rows in expert order in, rows weighted by the scores out."""
@@ -52,6 +52,10 @@ class TorchTitan:
             )
         return int(sizes.pop())
 
+    def cut(self, module: nn.Module, name: str) -> Cut | None:
+        """By the first part of the name, as in ``w1_EFD``, ``w2_EDF``; see `cut_by_name`."""
+        return cut_by_name(name.rpartition(".")[2].partition("_")[0])
+
     @contextmanager
     def install(self, experts: Sequence[Experts]) -> Iterator[None]:
         """Swaps the dispatchers until the end."""
@@ -86,10 +90,11 @@ class _Dispatcher:
         ops, e = torch.ops.ep_fx, self._experts
         rows, of_experts, order = ops.permute(x, ids, e.num_experts)
         routed, _, local, indices, splits = ops.dispatch(rows, of_experts, None, e.ep, e.path)
-        return routed, local.to(counts.dtype), _Sent(order, scores, indices, splits, rows.shape[0])
+        return e.enter(routed), local.to(counts.dtype), _Sent(order, scores, indices, splits, rows.shape[0])
 
     def combine(self, routed: Tensor, sent: _Sent, x: Tensor) -> Tensor:
         """Rows [R, D] of the local experts back to tokens [T, D], weighted by the scores."""
         ops = torch.ops.ep_fx
-        back = ops.combine(routed, sent.indices, sent.splits, sent.rows, self._experts.path)
+        routed_output = self._experts.leave(routed)
+        back = ops.combine(routed_output, sent.indices, sent.splits, sent.rows, self._experts.path)
         return cast(Tensor, ops.unpermute(back, sent.order, sent.scores).to(x.dtype))

@@ -104,7 +104,7 @@ def test_the_model_keeps_its_dispatcher() -> None:
     before = model.moe.routed_experts.token_dispatcher
     from ep_fx.capture.experts import find_experts, install
 
-    with install(find_experts(model, None, 1)):
+    with install(find_experts(model, None, {})):
         assert model.moe.routed_experts.token_dispatcher is not before
     assert model.moe.routed_experts.token_dispatcher is before
     assert torch.is_grad_enabled()

@@ -13,7 +13,7 @@ from tests.models.hand_moe import HandMoE
 from tests.models.hf import hf_ids, tiny_hf
 from tests.models.tiny_moe import TinyMoE, token_ids
 
-FSDP, EP, REPLICATE = {"fsdp": 2}, {"ep": 2}, {"replicate": 2}
+FSDP, EP, REPLICATE, TP = {"fsdp": 2}, {"ep": 2}, {"replicate": 2}, {"tp": 2}
 
 
 class Counting(TinyMoE):
@@ -56,6 +56,10 @@ def _tokens(world: int, **sizes: int) -> list[list[Batch]]:
     return [[((token_ids(8 * step + rank, **sizes),), {}) for rank in range(world)] for step in range(2)]
 
 
+def _shared_tokens(world: int) -> list[list[Batch]]:
+    return [[((token_ids(8 * step),), {})] * world for step in range(2)]
+
+
 def _ids(world: int) -> list[list[Batch]]:
     return [[((), {"input_ids": hf_ids(8 * step + rank)}) for rank in range(world)] for step in range(2)]
 
@@ -84,10 +88,15 @@ _ALL: dict[str, _One] = {
     "hand, ep": (lambda: HandMoE(top_k=2, scores="keyword"), EP, _rows, {}),
     "mixtral, ep": (lambda: tiny_hf("mixtral", num_hidden_layers=1), EP, _ids, {}),
     "qwen3, fsdp": (lambda: tiny_hf("qwen3_moe", num_hidden_layers=1), FSDP, _ids, {}),
+    "tiny, tp": (lambda: TinyMoE(grouped=True, blocks=1), TP, _shared_tokens, {}),
+    "tiny, ep x tp": (
+        lambda: TinyMoE(grouped=True, scores="keyword", score="before"), {"ep": 2, "tp": 2},
+        lambda world: [[rank[i // 2] for i in range(world)] for rank in _tokens(2)], {},
+    ),
     "tiny, fsdp x ep": (lambda: TinyMoE(grouped=True), {"fsdp": 2, "ep": 2}, _tokens, {}),
 }
 NAMES = tuple(_ALL)
-"""Names of all subjects; the last one is for four ranks."""
+"""Names of all subjects; the last two are for four ranks."""
 
 
 def world_of(name: str) -> int:

@@ -16,7 +16,7 @@ from tests.verify.builder import Step
 OPERATORS = sorted(operators())
 SMALL = (
     "tiny, fsdp x ep", "hand, ep", "counting, fsdp", "uneven, fsdp", "frozen, ep", "tiny, fsdp", "tiny, fsdp, early",
-    "mixtral, ep", "tiny, replicate", "dropout, fsdp",
+    "mixtral, ep", "tiny, replicate", "dropout, fsdp", "tiny, ep x tp",
 )
 """Between them they give every operator something to break."""
 

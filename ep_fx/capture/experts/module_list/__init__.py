@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ep_fx.capture.experts.base import Experts, where
+from ep_fx.capture.experts.base import Cut, Experts, cut_by_name, where
 from ep_fx.capture.experts.module_list.lists import Recognised, Stacking, stack_lists
 from ep_fx.capture.experts.module_list.loop import call_of
 from ep_fx.capture.experts.module_list.source import CALL
@@ -42,6 +42,10 @@ class ModuleLists:
         """The length of the list."""
         return len(module)  # type: ignore[arg-type]
 
+    def cut(self, module: nn.Module, name: str) -> Cut | None:
+        """By the names of the experts' linears, see `cut_by_name`."""
+        return cut_by_name(name)
+
     @contextmanager
     def install(self, experts: Sequence[Experts]) -> Iterator[None]:
         """Replaces the loops in the parents' methods until the end."""
@@ -66,7 +70,7 @@ def _methods(item: Experts, recognised: Recognised) -> dict[str, Callable[..., A
 
 def _call(item: Experts) -> Callable[..., torch.Tensor]:
     def call(*args: Any) -> torch.Tensor:
-        with region(item.path, item.ep, item.num_experts):
+        with region(item.path, item.ep, item.num_experts, item.tp):
             return call_of(item.module, item.num_experts)(*args)
 
     return call
