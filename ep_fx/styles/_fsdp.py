@@ -69,12 +69,20 @@ class Unit(NamedTuple):
     Args:
         divide_factor: what a user set with ``set_gradient_divide_factor``.
         root: the outermost FSDP module.
-        members: every parameter of every unit below `root`, with its module and its name below `root`.
+        states: FSDP's state of every unit below `root`.
     """
 
     divide_factor: float | None
     root: nn.Module
-    members: tuple[tuple[nn.Module, str, FSDPParam], ...]
+    states: Sequence[Any]
+
+    def members(self) -> Iterator[tuple[nn.Module, str, FSDPParam]]:
+        """Every parameter of every unit below the root, with its module and its name below the root."""
+        for state in self.states:
+            for group in state._fsdp_param_groups:
+                for parameter in group.fsdp_params:
+                    info = parameter._module_info
+                    yield info.module, parameter._param_fqn or info.param_name, parameter
 
 
 def unit_of(module: nn.Module) -> Unit | None:
@@ -86,6 +94,4 @@ def unit_of(module: nn.Module) -> Unit | None:
     first = group.modules[0]
     assert isinstance(first, FSDPModule)
     states = first._get_fsdp_state()._state_ctx.all_states
-    held = [p for state in states for other in state._fsdp_param_groups for p in other.fsdp_params]
-    members = tuple((p._module_info.module, p._param_fqn or p._module_info.param_name, p) for p in held)
-    return Unit(group.gradient_divide_factor, states[0]._modules[0], members)
+    return Unit(group.gradient_divide_factor, states[0]._modules[0], states)

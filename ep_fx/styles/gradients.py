@@ -126,7 +126,7 @@ def check_fsdp(where: str, experts: nn.Module, group: Any, style_of: Callable[[n
     averaged = {part for owner in unit.root.modules() if style_of(owner) is not None for part in owner.modules()}
     missing = [
         name
-        for owner, name, parameter in unit.members
+        for owner, name, parameter in unit.members()
         if owner not in averaged and parameter.sharded_param.requires_grad and not _fsdp.reduces_over(parameter, ranks)
     ]
     if missing:

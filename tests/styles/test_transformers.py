@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -20,8 +21,12 @@ from tests.oracle import assert_all_gradients_close, oracle, relative_error
 from tests.styles.model_runs import M4, ORDERS, Pass, whole
 from tests.styles.nestings import all_data_ranks, own_mesh
 
-FIRST = [("mixtral", ORDERS[0]), ("gpt_oss", ORDERS[1])]
-REST = [pair for pair in product(ARCHITECTURES, ORDERS) if pair not in FIRST]
+FIRST = [
+    ("mixtral", ORDERS[0], "experts"),
+    ("gpt_oss", ORDERS[1], "experts"),
+    ("qwen2_moe", ORDERS[1], "moe"),  # with a parameter [1, 64], of which a rank has nothing
+]
+REST = [way for way in product(ARCHITECTURES, ORDERS, ["experts"]) if way not in FIRST]
 
 
 def experts_of(model: nn.Module) -> list[nn.Module]:
@@ -29,25 +34,26 @@ def experts_of(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if TRANSFORMERS.accepts(module)]
 
 
-def run(rank: int, arch: str, order: str) -> Pass:
-    """Forward and backward: experts split over ep and sharded over fsdp, all else over both."""
+def run(rank: int, arch: str, order: str, unit: str) -> Pass:
+    """Forward and backward: experts (or the whole MoE) split over ep and sharded over fsdp, all else over both."""
     model, mesh = tiny_hf(arch), own_mesh(**M4)
+    parts = experts_of(model) if unit == "experts" else [layer.mlp for layer in model.model.layers]
     if order == ORDERS[0]:
-        _split(model, mesh)
-    for experts in experts_of(model):
-        fully_shard(experts, mesh=mesh["fsdp"])
+        _split(parts, mesh)
+    for part in parts:
+        fully_shard(part, mesh=mesh["fsdp"])
     fully_shard(model, mesh=all_data_ranks(mesh))
     if order == ORDERS[1]:
-        _split(model, mesh)
+        _split(parts, mesh)
     ids = hf_ids(rank)
     logits = model(input_ids=ids).logits
     next_token_loss(logits, ids).backward()
     return Pass(logits.detach(), {n: whole(p.grad) for n, p in model.named_parameters()})
 
 
-def _split(model: nn.Module, mesh: Any) -> None:
-    for experts in experts_of(model):
-        ep_fx.ExpertParallel().apply(experts, mesh)
+def _split(parts: Sequence[nn.Module], mesh: Any) -> None:
+    for part in parts:
+        ep_fx.ExpertParallel().apply(part, mesh)
 
 
 class _Logits(nn.Module):
@@ -62,14 +68,14 @@ class _Logits(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("arch", "order"),
-    [*FIRST, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in REST)],
+    ("arch", "order", "unit"),
+    [*FIRST, *(pytest.param(*way, marks=pytest.mark.slow) for way in REST)],
 )
-def test_experts_of_transformers(ranks: RankPools, arch: str, order: str) -> None:
+def test_experts_of_transformers(ranks: RankPools, arch: str, order: str, unit: str) -> None:
     batches = [(hf_ids(rank),) for rank in range(4)]
     want = oracle(functools.partial(_make, arch), batches, next_token_loss, batches)
     gradients = {name.removeprefix("model."): g for name, g in want.gradients.items()}
-    for rank, got in enumerate(ranks(4).run(run, arch, order)):
+    for rank, got in enumerate(ranks(4).run(run, arch, order, unit)):
         assert relative_error(got.logits, want.outputs[rank]) <= 1e-5
         assert sum(".experts." in name for name in gradients) >= 2
         assert_all_gradients_close({n: g for n, g in got.gradients.items() if n in gradients}, gradients)
