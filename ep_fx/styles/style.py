@@ -41,8 +41,8 @@ class Style:
 
         Args:
             module: experts ``experts(x[N, D] in expert order, num_tokens_per_expert[E], scores[N]=None)`` with
-                parameters ``[E, ...]``, or a module that contains exactly one such module. The same weights on every
-                rank, on the mesh's device or meta.
+                parameters ``[E, ...]``, or those of transformers (EP only), or a module that contains exactly one such
+                module. The same weights on every rank, on the mesh's device or meta.
             device_mesh: has the dimensions `mesh_dims`, and any others.
 
         Returns:
@@ -51,7 +51,8 @@ class Style:
         Raises:
             TypeError: not a Module, or not a DeviceMesh.
             ValueError: a mesh without these dimensions, experts that are not found, cannot be divided, are split
-                already, or are sharded over the same ranks.
+                already, or are sharded over the same ranks. At the first forward: FSDP units whose gradients would be
+                divided twice, or not reduced over ``ep`` by anybody.
         """
         return apply_style(self, self.mesh_dims, module, device_mesh)
 
