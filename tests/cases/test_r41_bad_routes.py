@@ -82,6 +82,7 @@ def test_r41_an_id_that_is_no_experts_raises_before_anything_is_sent(ranks: Rank
     assert time.monotonic() - start < 30
     assert error.value.rank == 1
     assert isinstance(error.value.__cause__, ValueError)
+    assert "raised by %permute = ep_fx::permute, forward, module 'experts' (" in error.value.report
     for part in ("topk_ids must lie in 0..4", str(bad), "sent: []"):
         assert part in str(error.value.__cause__)
 

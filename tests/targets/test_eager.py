@@ -1,9 +1,11 @@
 """Emitted functions: boxed arguments, constants, no autograd of their own."""
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import fx
 
+from ep_fx.graph import NodeInfo, Phase, set_info
 from ep_fx.targets import emit
 
 
@@ -26,3 +28,14 @@ def test_an_emitted_function_records_no_autograd() -> None:
     x = torch.ones(2, requires_grad=True)
     assert emit(_graph(), {"constant": torch.ones(2)})([x]).grad_fn is None
     assert (x * 2).grad_fn is not None
+
+
+def test_an_error_names_the_node_its_module_and_its_source() -> None:
+    graph = _graph()
+    add = next(node for node in graph.nodes if node.target is torch.ops.aten.add.Tensor)
+    set_info(add, NodeInfo(Phase.BACKWARD, "blocks.0.mlp", "model.py:7"))
+    with pytest.raises(RuntimeError) as error:
+        emit(graph, {"constant": torch.ones(3)})([torch.ones(2)])
+    assert error.value.__notes__ == [
+        "raised by %add_tensor = aten::add, backward, module 'blocks.0.mlp' (model.py:7)"
+    ]
