@@ -13,8 +13,23 @@ def transformed(rank: int, name: str, sizes: dict[str, int]) -> Run:
     return run_case(CASES[name], ep_fx.transform(make_model(CASES[name]), local_mesh(**sizes)), rank)
 
 
-@pytest.mark.parametrize("sizes", MESHES, ids=lambda sizes: f"fsdp{sizes['fsdp']}-ep{sizes['ep']}")
-@pytest.mark.parametrize("name", CASES)
+IN_DEFAULT = ("4 experts", "grouped", "slice", "slice, k=1")
+"""The cases that the default suite runs on both meshes; it runs all on the first."""
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        pytest.param(
+            name,
+            sizes,
+            id=f"{name}-fsdp{sizes['fsdp']}-ep{sizes['ep']}",
+            marks=() if sizes is MESHES[0] or name in IN_DEFAULT else pytest.mark.slow,
+        )
+        for name in CASES
+        for sizes in MESHES
+    ],
+)
 def test_reg_1_output_and_all_gradients_equal_the_full_models(
     ranks: RankPools, name: str, sizes: dict[str, int]
 ) -> None:
