@@ -4,9 +4,9 @@
     with RankPool(4) as pool: pool.run(fn, argument)    the same on ranks that stay alive
 
 Ranks are forked from a server that imported torch once, so a pool of 4 starts in well under a second. A function
-travels by name: it must stand at the top of a module that can be imported. An exception on a rank ends the call with
-`RankError`, a rank that does not answer with `TimeoutError`; in both cases all ranks are killed, and the pool makes
-new ones at its next call.
+travels by name: it must stand at the top of a module. An exception on a rank ends the call with `RankError`, a rank
+that does not answer with `TimeoutError`; both say what became of every rank. Then all ranks are killed, and the pool
+makes new ones at its next call.
 """
 from __future__ import annotations
 
@@ -30,12 +30,15 @@ from multiprocessing import connection, forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from ep_fx.testing.failures import RankState, describe, short_stack, short_traceback
+from ep_fx.testing.tasks import pack, unpack
 
 T = TypeVar("T")
 
@@ -45,20 +48,36 @@ START_LIMIT = 180.0
 """Seconds that the ranks may take to start; most of it is the fork server importing torch, once per session."""
 
 
+GRACE = 0.3
+"""Seconds that the other ranks have to answer once one has failed: its cause is often clear only beside theirs."""
+
+
 class RankError(RuntimeError):
     """A function failed on a rank.
 
     Args:
-        rank: the first rank that reported.
-        report: traceback of that rank, as text.
+        rank: the first rank that reported, or the one that died.
+        report: the whole traceback of that rank, as text.
+        states: what became of each rank; the text of the error.
 
     ``__cause__`` is the rank's exception where it can be pickled.
     """
 
-    def __init__(self, rank: int, report: str) -> None:
-        super().__init__(f"rank {rank} failed:\n{report}")
+    def __init__(self, rank: int, report: str, states: tuple[RankState, ...]) -> None:
+        super().__init__(describe(states))
         self.rank = rank
         self.report = report
+        self.states = states
+
+
+class _Answer(NamedTuple):
+    """What a rank sends: a value, or for an exception its traceback, whole and short, and itself, pickled."""
+
+    failed: bool
+    value: Any
+    short: str = ""
+    cause: bytes = b""
+    died: bool = False
 
 
 # -- in the parent -----------------------------------------------------------------------------------------------------
@@ -125,9 +144,11 @@ class RankPool:
         Raises:
             RankError: `fn` raised on a rank, or a rank died.
             TimeoutError: a rank did not answer in time; the message shows where each such rank was.
+            TypeError: `fn` or an argument cannot be sent to another process.
         """
+        __tracebackhide__ = True
         name = getattr(fn, "__qualname__", repr(fn))
-        task = pickle.dumps((fn, args))
+        task = pack(fn, args)
         try:
             if not self._processes:
                 self._start()
@@ -161,37 +182,51 @@ class RankPool:
         self._collect("the start", START_LIMIT)
 
     def _collect(self, name: str, timeout: float) -> list[Any]:
-        """One message from every rank; the first failure or the end of `timeout` raises."""
+        """One answer from every rank; a failure, or the end of `timeout`, raises."""
+        __tracebackhide__ = True
         deadline = time.monotonic() + timeout
         waiting = {link: rank for rank, link in enumerate(self._connections)}
-        results: dict[int, Any] = {}
+        answers: dict[int, _Answer] = {}
         while waiting:
             ready = connection.wait(list(waiting), max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise self._timeout(name, timeout, sorted(waiting.values()))
+                break
             for link in ready:
                 assert isinstance(link, connection.Connection)
                 rank = waiting.pop(link)
-                results[rank] = self._receive(link, rank)
-        return [results[rank] for rank in range(self.world_size)]
+                answers[rank] = self._receive(link, rank)
+                if answers[rank].failed:
+                    deadline = min(deadline, time.monotonic() + GRACE)
+        failed = [rank for rank, answer in answers.items() if answer.failed]
+        if not failed and not waiting:
+            return [answers[rank].value for rank in range(self.world_size)]
+        states = self._states(answers, sorted(waiting.values()))
+        if not failed:
+            running = sorted(waiting.values())
+            head = f"ranks {running} of {self.world_size} were still in {name} after {timeout:g} s"
+            raise TimeoutError(f"{head}\n{describe(states)}")
+        first = next((rank for rank in failed if answers[rank].died), failed[0])
+        cause = answers[first].cause
+        raise RankError(first, answers[first].value, states) from (pickle.loads(cause) if cause else None)
 
-    def _receive(self, link: connection.Connection, rank: int) -> Any:
+    def _receive(self, link: connection.Connection, rank: int) -> _Answer:
         try:
-            failed, value, cause = pickle.loads(link.recv_bytes())
+            return _Answer(*pickle.loads(link.recv_bytes()))
         except (EOFError, ConnectionResetError):
             self._processes[rank].join(1)
-            raise RankError(rank, f"its process ended with exit code {self._processes[rank].exitcode}") from None
-        if not failed:
-            return value
-        raise RankError(rank, value) from (pickle.loads(cause) if cause else None)
+            said = f"its process ended with exit code {self._processes[rank].exitcode}"
+            return _Answer(True, said, said, died=True)
 
-    def _timeout(self, name: str, timeout: float, running: list[int]) -> TimeoutError:
+    def _states(self, answers: dict[int, _Answer], running: list[int]) -> tuple[RankState, ...]:
+        """What became of every rank; those that run on are asked where they are."""
         for rank in running:
             os.kill(self.pids[rank], signal.SIGUSR1)
-        time.sleep(0.2)
+        time.sleep(0.2 if running else 0)
         assert self._scratch is not None
-        stacks = "\n".join(f"rank {r} was at:\n{(self._scratch / f'stack{r}').read_text()}" for r in running)
-        return TimeoutError(f"ranks {running} of {self.world_size} were still in {name} after {timeout:g} s\n{stacks}")
+        states = [RankState(r, "running", short_stack((self._scratch / f"stack{r}").read_text())) for r in running]
+        for rank, (failed, _, short, _, died) in answers.items():
+            states.append(RankState(rank, "died" if died else "failed" if failed else "finished", short))
+        return tuple(sorted(states, key=lambda state: state.rank))
 
     def _kill(self) -> None:
         for process in self._processes:
@@ -272,16 +307,17 @@ def _join_group(rank: int, world_size: int, scratch: str) -> None:
 
 
 def _execute(rank: int, task: bytes) -> Any:
-    fn, args = pickle.loads(task)
+    fn, args = unpack(task)
     return fn(rank, *args)
 
 
 def _answer(call: Callable[[], Any]) -> bytes:
-    """What `call` returned or raised, pickled: (failed, value or traceback, exception or nothing)."""
+    """What `call` returned or raised, as the fields of an `_Answer`, pickled."""
     try:
-        return pickle.dumps((False, call(), b""))
+        return pickle.dumps((False, call()))
     except BaseException as error:  # pytest's own failures are no `Exception`; the parent must hear of them too
-        return pickle.dumps((True, "".join(traceback.format_exception(error)), _portable(error)))
+        report = "".join(traceback.format_exception(error))
+        return pickle.dumps((True, report, short_traceback(error), _portable(error)))
 
 
 def _portable(error: BaseException) -> bytes:
