@@ -7,7 +7,7 @@ are. Both get the same random cotangents, so every output and every parameter is
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,12 +94,36 @@ def check(
     Raises:
         TypeError, ValueError: as `transform`.
     """
-    eager = copy.deepcopy(model)
     module = transform(copy.deepcopy(model), mesh, **(transform_options or {}))
+    return compare(model, module, *inputs, tolerance=tolerance, **kwargs)
+
+
+def compare(
+    model: nn.Module,
+    module: EPModule,
+    *inputs: Any,
+    tolerance: float | None = None,
+    error: Callable[[torch.Tensor | None, torch.Tensor], float] | None = None,
+    **kwargs: Any,
+) -> CheckReport:
+    """Compares the eager model with a transformed module that has the same weights; see `check`.
+
+    The model runs as a copy; the module itself runs, and has its gradients from before again afterwards.
+
+    Args:
+        error: of an output tensor against the eager one; None: relative, over the whole tensor.
+    """
     module.prepare(*inputs, **kwargs)
-    want_outputs, want_gradients = _run(eager, inputs, kwargs)
-    got_outputs, got_gradients = _run(module, inputs, kwargs)
-    outputs = {name: _error(got_outputs.get(name), want) for name, want in want_outputs.items()}
+    mesh = next(p.device_mesh for p in module.parameters() if isinstance(p, DTensor))
+    want_outputs, want_gradients = _run(copy.deepcopy(model), inputs, kwargs)
+    before = {name: parameter.grad for name, parameter in module.named_parameters()}
+    try:
+        got_outputs, got_gradients = _run(module, inputs, kwargs)
+    finally:
+        for name, parameter in module.named_parameters():
+            parameter.grad = before[name]
+    error = error or _error
+    outputs = {name: error(got_outputs.get(name), want) for name, want in want_outputs.items()}
     outputs.update({name: float("inf") for name in got_outputs if name not in want_outputs})
     gradients = {name: _error(got_gradients.get(name), _mean(want, mesh)) for name, want in want_gradients.items()}
     dtypes = [p.dtype for p in model.parameters()]
@@ -110,6 +134,7 @@ def check(
 
 def _run(module: nn.Module, inputs: Sequence[Any], kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Output tensors by place, and full gradients by parameter name, of one run with random cotangents."""
+    module.zero_grad(set_to_none=True)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         output, _ = drop_caches(module(*inputs, **kwargs))

@@ -6,15 +6,12 @@ Private torch API used here: ``torch.testing._internal.distributed.fake_pg``.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ep_fx.api import transform
 from ep_fx.capture import Inputs
@@ -47,16 +44,6 @@ class Subject:
     def world_size(self) -> int:
         """Number of ranks."""
         return len(self.batches[0])
-
-
-@contextmanager
-def fake_world(size: int) -> Iterator[None]:
-    """`size` ranks, of which this process is number 0, that never communicate."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def capture(
