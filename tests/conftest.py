@@ -1,26 +1,15 @@
-"""Fixtures of the whole suite: local ranks, and golden files."""
+"""What the whole suite has beside the fixtures of the plugin `pytest_ep_fx`, which a user has too."""
 from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Protocol
 
 import pytest
 import torch
 
-from ep_fx.testing.ranks import RankPools, warm_up
+from ep_fx.testing import RankPools
 
-GOLDEN = Path(__file__).parent / "golden"
-
-
-class Golden(Protocol):
-    """Compares a text with the golden file of that name."""
-
-    def __call__(self, name: str, text: str) -> None: ...
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="rewrite golden files instead of comparing")
+# Loaded here where the package is on the path but not installed; where it is installed, its entry point has this very
+# name, and pytest loads a plugin once for a name.
+pytest_plugins = ["pytest_ep_fx", "pytester"]
+collect_ignore = ["downstream"]  # a project of its own, run by testing/test_downstream.py
 
 
 def pytest_configure() -> None:
@@ -28,29 +17,7 @@ def pytest_configure() -> None:
     torch.set_num_threads(1)
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """The fork server imports torch and transformers while the tests that need no rank run."""
-    if any("ranks" in getattr(item, "fixturenames", ()) for item in session.items):
-        warm_up()
-
-
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[RankPools]:
+def ranks(ep_rank_pools: RankPools) -> RankPools:
     """``ranks(4).run(fn, *args)``: `fn(rank, *args)` on 4 gloo ranks that live as long as the session."""
-    with RankPools() as pools:
-        yield pools
-
-
-@pytest.fixture
-def golden(request: pytest.FixtureRequest) -> Golden:
-    """``golden("name.txt", text)``: `text` equals the file; with ``--update-golden`` it is written instead."""
-
-    def check(name: str, text: str) -> None:
-        path = GOLDEN / name
-        if request.config.getoption("--update-golden"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        assert path.exists(), f"no golden file {name}: make it with `make golden`"
-        assert text == path.read_text(), f"{name} differs; if that is wished: make golden, and read the diff"
-
-    return check
+    return ep_rank_pools

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import pytest
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing import FileCheck
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ep_fx
-from tests.conftest import Golden
+from ep_fx.testing.fake import fake_world
+from ep_fx.testing.golden import Golden, golden_text
 from tests.models.tiny_moe import TinyMoE, token_ids
 
 
 @pytest.fixture(scope="module")
 def text() -> Iterator[str]:
     """The graph without what it is not about: source lines, and the numbers of what is computed."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "ep"))
-    printed = ep_fx.transform(TinyMoE(blocks=1), mesh, example_inputs=(token_ids(0),)).print_graph()
-    yield re.sub(r" \(\w+\.py:\d+\)$", "", printed.split("\ncomputes:")[0], flags=re.MULTILINE)
-    dist.destroy_process_group()
+    with fake_world(4):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "ep"))
+        yield golden_text(ep_fx.transform(TinyMoE(blocks=1), mesh, example_inputs=(token_ids(0),)))
 
 
 @pytest.mark.golden
-def test_the_whole_text(text: str, golden: Golden) -> None:
-    golden("tiny_moe_layer.txt", text)
+def test_the_whole_text(text: str, graph_golden: Golden) -> None:
+    graph_golden(text, "tiny_moe_layer")
 
 
 def test_experts_are_whole_from_before_dispatch_to_after_combine(text: str) -> None:

@@ -36,7 +36,7 @@ import sys
 from torch.distributed.device_mesh import init_device_mesh
 import ep_fx
 from ep_fx.graph import print_graph
-from ep_fx.testing.mutate.subject import fake_world
+from ep_fx.testing.fake import fake_world
 from tests.models.tiny_moe import TinyMoE, token_ids
 from tests.viz import sample
 

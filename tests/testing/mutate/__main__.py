@@ -9,11 +9,12 @@ import sys
 import time
 from collections.abc import Iterator
 
+from ep_fx.testing.fake import fake_world
 from ep_fx.testing.mutate import operators
 from ep_fx.testing.mutate.judge import Verdict, judge, rate, table
 from ep_fx.testing.mutate.mutants import mutant, mutants_of
 from ep_fx.testing.mutate.oracle import Oracle
-from ep_fx.testing.mutate.subject import Subject, fake_world
+from ep_fx.testing.mutate.subject import Subject
 from tests.testing.mutate.subjects import NAMES, make, world_of
 from tests.testing.mutate.valid import alarms
 

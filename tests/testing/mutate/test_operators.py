@@ -5,10 +5,11 @@ import random
 
 import pytest
 
+from ep_fx.testing.fake import fake_world
 from ep_fx.testing.mutate import Operator, operator, operators
 from ep_fx.testing.mutate.judge import caught_by
 from ep_fx.testing.mutate.mutants import mutant, mutants
-from ep_fx.testing.mutate.subject import Subject, fake_world
+from ep_fx.testing.mutate.subject import Subject
 from ep_fx.verify import verify
 from tests.testing.mutate.subjects import make, world_of
 from tests.verify.builder import Step

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from ep_fx.testing.fake import fake_world
 from ep_fx.testing.mutate import operators
 from ep_fx.testing.mutate.judge import Verdict, graphs_of, judge, rate, table
 from ep_fx.testing.mutate.mutants import mutant
 from ep_fx.testing.mutate.oracle import Oracle
-from ep_fx.testing.mutate.subject import Subject, fake_world
+from ep_fx.testing.mutate.subject import Subject
 from tests.testing.mutate.subjects import make, world_of
 
 SEEN = {

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import ep_fx
 from ep_fx import api
 from ep_fx.graph import ParallelGraph
-from ep_fx.testing.mutate.subject import fake_world
+from ep_fx.testing.fake import fake_world
 from ep_fx.verify import Report, verify
 from tests.models.hand_moe import HandMoE, tokens_for
 from tests.models.hf import hf_ids, tiny_hf
