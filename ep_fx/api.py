@@ -324,4 +324,5 @@ def _program(graph: ParallelGraph, trace: Trace, manager: PassManager) -> Progra
         out_leaves=tuple(trace.out_leaves),
         tensor_leaves=tuple(trace.tensor_leaves),
         records=tuple(manager.records),
+        history=manager.history,
     )

@@ -1,4 +1,4 @@
-"""What a graph costs: memory of gathered parameters."""
-from ep_fx.cost.liveness import Peak, gathered_bytes, live_unsharded_bytes, peak, peaks
+"""What a graph costs: memory of gathered parameters, time on a nominal machine."""
+from ep_fx.cost.liveness import Life, Peak, gathered_bytes, live_unsharded_bytes, lives, peak, peaks
 
-__all__ = ["Peak", "gathered_bytes", "live_unsharded_bytes", "peak", "peaks"]
+__all__ = ["Life", "Peak", "gathered_bytes", "live_unsharded_bytes", "lives", "peak", "peaks"]

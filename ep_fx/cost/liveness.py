@@ -42,6 +42,35 @@ class _Span(NamedTuple):
     unit: str
 
 
+class Life(NamedTuple):
+    """One FSDP unit gathered once: alive after the nodes at ``start <= position < end``, `bytes` at most.
+
+    `end` is the number of nodes where nothing frees it.
+    """
+
+    unit: str
+    start: int
+    end: int
+    bytes: int
+
+
+def lives(graph: ParallelGraph) -> list[Life]:
+    """Every gathering of a unit, in order; a gather that several units share has one life for each."""
+    nodes = list(graph)
+    position = {node: index for index, node in enumerate(nodes)}
+    found: list[Life] = []
+    for gathers in Gathers(graph.manifest, Aliases(nodes)).of_unshard.values():
+        units: dict[str, list[_Span]] = {}
+        for gather in gathers:
+            for span in _spans_of(gather, position):
+                units.setdefault(span.unit, []).append(span)
+        for unit, spans in units.items():
+            start, end = min(s.start for s in spans), max(s.end for s in spans)
+            most = max(_running([s._replace(start=s.start - start, end=s.end - start) for s in spans], end - start))
+            found.append(Life(unit, start, end, most))
+    return found
+
+
 def live_unsharded_bytes(graph: ParallelGraph) -> list[tuple[fx.Node, int]]:
     """Bytes of gathered parameters alive after each node, in order."""
     nodes = list(graph)

@@ -3,6 +3,7 @@
 from ep_fx.graph.aliases import alias_root, alias_sources, aliases_of
 from ep_fx.graph.equal import graph_difference, graph_equal
 from ep_fx.graph.groups import bind_groups
+from ep_fx.graph.history import History, Note
 from ep_fx.graph.info import NodeInfo, Phase, copy_info, info_of, is_backward, set_info
 from ep_fx.graph.manifest import (
     DATA_DIMS,
@@ -29,10 +30,12 @@ __all__ = [
     "BufferSpec",
     "ContractError",
     "Halves",
+    "History",
     "Layout",
     "Manifest",
     "MeshSpec",
     "NodeInfo",
+    "Note",
     "ParallelGraph",
     "ParameterSpec",
     "ParseError",

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from torch import fx
 
 from ep_fx.graph.difference import Difference, compare
+from ep_fx.graph.history import History, Recorder
 from ep_fx.graph.options import accepted, fits, hints, write
 from ep_fx.graph.parallel_graph import ParallelGraph
 
@@ -127,12 +128,14 @@ class PassManager:
         check: called on the graph after every pass; raises where a rule is broken.
         keep: whether each record holds copies of the graph from before and after its pass.
         records: what each pass did.
+        history: the nodes and their order over the passes of the latest `run`.
     """
 
     passes: Sequence[Pass]
     check: Callable[[ParallelGraph], object] | None = None
     keep: bool = False
     records: list[PassRecord] = field(default_factory=list)
+    history: History = field(default_factory=History)
 
     def run(self, graph: ParallelGraph) -> ParallelGraph:
         """Runs all passes on `graph`, in place.
@@ -143,15 +146,18 @@ class PassManager:
         check_contracts(self.passes, graph.provides)
         for step in self.passes:
             _check_policies(step, graph)
+        recorder = Recorder()
+        self.history = recorder.history
+        recorder.note(graph)
         for index, step in enumerate(self.passes):
             try:
-                self.records.append(self._run(step, graph))
+                self.records.append(self._run(step, graph, recorder))
             except Exception as error:
                 before = _names(self.passes[:index])
                 raise PassError(f"pass {step.name!r} failed (passes before it: {before}):\n{error}") from error
         return graph
 
-    def _run(self, step: Pass, graph: ParallelGraph) -> PassRecord:
+    def _run(self, step: Pass, graph: ParallelGraph, recorder: Recorder) -> PassRecord:
         before, copy = list(graph), graph.copy() if self.keep else None
         started = time.process_time()
         step.apply(graph)
@@ -159,6 +165,7 @@ class PassManager:
         graph.graph.lint()
         graph.provides = (*graph.provides, step.name, *sorted(step.provides - {step.name}))
         difference: Difference[fx.Node] = compare(before, list(graph))
+        recorder.note(graph, difference.moved)
         started = time.process_time()
         if self.check is not None:
             self.check(graph)

@@ -263,13 +263,16 @@ class EPModule(nn.Module):
         Args:
             layer: for .md, the module path of the block to show; None: the first with experts.
 
+        The page (.html) has three views, structure, schedule and passes, and opens from a file without a network.
+
         Raises:
             ValueError: another suffix, or no such layer.
             RuntimeError: nothing was captured yet.
         """
         from ep_fx.viz import visualize  # its layout and template libraries are an extra
 
-        return visualize(self.graph, path, layer=layer)
+        program = self._latest()
+        return visualize(program.graph, path, layer=layer, records=program.records, history=program.history)
 
     def verify(self, *, types: bool = False) -> Report:
         """Runs the rule table on the graph again and returns its report; nothing is raised.

@@ -16,7 +16,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
-from ep_fx.graph import ParallelGraph, PassRecord
+from ep_fx.graph import History, ParallelGraph, PassRecord
 from ep_fx.targets import Boxed
 
 Rewrap = Callable[[torch.Tensor, int], torch.Tensor]
@@ -34,6 +34,7 @@ class Program:
         violation: the first assumption about sizes that given inputs break, in words.
         out_spec, out_leaves, tensor_leaves: how to rebuild the output.
         records: what each pass did.
+        history: the nodes and their order over the passes.
     """
 
     graph: ParallelGraph
@@ -45,6 +46,7 @@ class Program:
     out_leaves: tuple[Any, ...]
     tensor_leaves: tuple[int, ...]
     records: tuple[PassRecord, ...]
+    history: History
 
     def rebuild(self, outputs: Sequence[Any]) -> Any:
         """The user's output object around the tensors of one run."""

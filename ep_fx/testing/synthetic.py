@@ -185,9 +185,9 @@ class _Writer:
     # -- the step --------------------------------------------------------------------------------------------------
     def graph(self) -> ParallelGraph:
         """The finished graph; what it computes is recorded in its Manifest."""
+        self._fqn = "embedding"
         x = self._call(aten.embedding.default, self._placeholders["embedding"], self._tokens)
         for layer in self._layers:
-            self._fqn = layer.name
             x = self._experts_forward(layer, self._mixer_forward(layer, x))
         self._fqn = "head"
         logits = self._mm(x, self._t(self._placeholders["head"]))
@@ -195,7 +195,6 @@ class _Writer:
         self._gradients["head"] = self._mm(self._t(self._tangent), x)
         grad = self._mm(self._tangent, self._placeholders["head"])
         for layer in reversed(self._layers):
-            self._fqn = layer.name
             grad = self._mixer_backward(layer, self._experts_backward(layer, grad))
         self._fqn = "embedding"
         args = (grad, self._tokens, self._s.vocabulary, -1, False)
@@ -206,18 +205,24 @@ class _Writer:
         return self._graph
 
     def _mixer_forward(self, layer: _Layer, x: fx.Node) -> fx.Node:
+        self._fqn = f"{layer.name}.norm"
         n = self._call(aten.mul.Tensor, x, self._p(layer, "norm"))
+        self._fqn = f"{layer.name}.mixer"
         q, k, v = (self._mm(n, self._t(self._p(layer, name))) for name in "qkv")
         scores = self._call(aten._softmax.default, self._call(aten.mul.Tensor, q, k), -1, False)
         z = self._call(aten.mul.Tensor, scores, v)
-        h = self._call(aten.add.Tensor, x, self._mm(z, self._t(self._p(layer, "o"))))
+        mixed = self._mm(z, self._t(self._p(layer, "o")))
+        self._fqn = layer.name
+        h = self._call(aten.add.Tensor, x, mixed)
         layer.values |= {"x": x, "n": n, "q": q, "k": k, "v": v, "scores": scores, "z": z, "h": h}
         return h
 
     def _experts_forward(self, layer: _Layer, h: fx.Node) -> fx.Node:
         call, s = self._call, self._s
+        self._fqn = f"{layer.name}.router"
         chances = call(aten._softmax.default, self._mm(h, self._t(self._p(layer, "router"))), -1, False)
         weights, ids = self._items(call(aten.topk.default, chances, s.top_k), 0, 1)
+        self._fqn = f"{layer.name}.experts"
         rows, counts, order = self._items(call(ops.permute.default, h, ids, s.experts), 0, 1, 2)
         dispatch = call(ops.dispatch.default, rows, counts, None, s.ep, f"{layer.name}.experts")
         routed, local, indices, splits = self._items(dispatch, 0, 2, 3, 4)
@@ -230,10 +235,13 @@ class _Writer:
         layer.values |= {"chances": chances, "weights": weights, "ids": ids, "order": order, "routed": routed}
         layer.values |= {"local": local, "indices": indices, "splits": splits, "up": up, "act": act, "back": back}
         layer.values["count"] = count
-        return call(aten.add.Tensor, h, call(ops.unpermute.default, back, order, weights))
+        together = call(ops.unpermute.default, back, order, weights)
+        self._fqn = layer.name
+        return call(aten.add.Tensor, h, together)
 
     def _experts_backward(self, layer: _Layer, grad: fx.Node) -> fx.Node:
         call, s, region = self._call, self._s, f"{layer.name}.experts"
+        self._fqn = region
         undone = call(ops.unpermute_backward.default, grad, layer.back, layer.order, layer.weights)
         g_back, g_weights = self._items(undone, 0, 1)
         g_down = call(ops.combine_backward.default, g_back, layer.indices, layer.splits, region)
@@ -244,11 +252,14 @@ class _Writer:
         (g_rows,) = self._items(call(ops.dispatch_backward.default, *args), 0)
         tokens = call(aten.sym_size.int, layer.h, 0)
         g_h = call(ops.permute_backward.default, g_rows, layer.order, tokens, s.top_k)
+        self._fqn = f"{layer.name}.router"
         zeros = call(aten.new_zeros.default, g_weights, [tokens, s.experts])
         g_chances = call(aten.scatter.src, zeros, -1, layer.ids, g_weights)
         g_logits = call(aten._softmax_backward_data.default, g_chances, layer.chances, -1, torch.float32)
         self._gradients[f"{layer.name}.router"] = self._mm(self._t(g_logits), layer.h)
-        both = call(aten.add.Tensor, g_h, self._mm(g_logits, self._p(layer, "router")))
+        routed = self._mm(g_logits, self._p(layer, "router"))
+        self._fqn = layer.name
+        both = call(aten.add.Tensor, g_h, routed)
         return call(aten.add.Tensor, grad, both)
 
     def _product_backward(self, layer: _Layer, grad: fx.Node, x: fx.Node, name: str) -> fx.Node:
@@ -259,15 +270,19 @@ class _Writer:
 
     def _mixer_backward(self, layer: _Layer, grad: fx.Node) -> fx.Node:
         call = self._call
+        self._fqn = f"{layer.name}.mixer"
         g_z = self._linear_backward(layer, grad, layer.z, "o")
         g_scores, g_v = call(aten.mul.Tensor, g_z, layer.v), call(aten.mul.Tensor, g_z, layer.scores)
         g_p = call(aten._softmax_backward_data.default, g_scores, layer.scores, -1, torch.float32)
         g_q, g_k = call(aten.mul.Tensor, g_p, layer.k), call(aten.mul.Tensor, g_p, layer.q)
         parts = [self._linear_backward(layer, g, layer.n, p) for g, p in ((g_q, "q"), (g_k, "k"), (g_v, "v"))]
         g_n = call(aten.add.Tensor, call(aten.add.Tensor, parts[0], parts[1]), parts[2])
+        self._fqn = f"{layer.name}.norm"
         scaled = call(aten.mul.Tensor, g_n, layer.x)
         self._gradients[f"{layer.name}.norm"] = call(aten.sum.dim_IntList, scaled, [0])
-        return call(aten.add.Tensor, grad, call(aten.mul.Tensor, g_n, self._p(layer, "norm")))
+        g_x = call(aten.mul.Tensor, g_n, self._p(layer, "norm"))
+        self._fqn = layer.name
+        return call(aten.add.Tensor, grad, g_x)
 
     def _linear_backward(self, layer: _Layer, grad: fx.Node, x: fx.Node, name: str) -> fx.Node:
         self._gradients[f"{layer.name}.{name}"] = self._mm(self._t(grad), x)

@@ -1,10 +1,10 @@
 """Pictures of a graph: `visualize` writes the format that the file's suffix names."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ep_fx.graph import ParallelGraph
+from ep_fx.graph import History, ParallelGraph, PassRecord
 from ep_fx.graph.printer import print_graph
 from ep_fx.viz.build import build_picture
 from ep_fx.viz.dot import to_dot
@@ -35,27 +35,39 @@ SUFFIXES = tuple(_WRITERS)
 """The suffixes that `visualize` knows."""
 
 
-def visualize(graph: ParallelGraph, path: str | Path, *, layer: str | None = None) -> Path:
+def visualize(
+    graph: ParallelGraph,
+    path: str | Path,
+    *,
+    layer: str | None = None,
+    records: Sequence[PassRecord] = (),
+    history: History | None = None,
+) -> Path:
     """Writes a picture of `graph`.
 
     Args:
         path: the file. Missing folders are made. Its suffix says what is written: ``.svg`` a drawing, ``.html`` a page
-            with search and details, ``.dot`` Graphviz text, ``.txt`` the text form, ``.md`` a mermaid chart of one
+            with views of structure, schedule and passes, ``.dot`` Graphviz text, ``.txt`` the text form, ``.md`` a mermaid chart of one
             layer, ``.json`` the graph for Google's Model Explorer, ``.graphml`` for networkx and Gephi,
             ``.perfetto.json`` a timeline for ui.perfetto.dev.
         layer: for ``.md``: the module path of the block; None: the first with experts.
+        records, history: of the passes that made the graph: the page shows what each changed.
 
     Returns:
         The path.
 
     Raises:
-        ValueError: another suffix, or `layer` is no block of the model, or given for a format that shows all layers.
+        ValueError: another suffix, or `layer` is no block of the model, or given for a format that shows all layers;
+            `history` is not of this graph.
     """
     path = Path(path)
     suffix = suffix_of(path)
     if layer is not None and suffix != ".md":
         raise ValueError(f"{path}: layer={layer!r} goes with a .md file, which shows one layer; {suffix} shows all")
-    text = to_mermaid(graph, layer) if suffix == ".md" else _WRITERS[suffix](graph)
+    if suffix == ".html":
+        text = to_html(graph, records, history)
+    else:
+        text = to_mermaid(graph, layer) if suffix == ".md" else _WRITERS[suffix](graph)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path

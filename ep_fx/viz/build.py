@@ -112,6 +112,20 @@ def _edges(graph: ParallelGraph, places: Places, boxes: Boxes, fold: bool) -> li
     return [PictureEdge(source, target, kind) for (source, target), kind in sorted(kinds.items(), key=lambda i: i[0])]
 
 
+def edges_between(graph: ParallelGraph, places: Places) -> Iterator[tuple[fx.Node, fx.Node, EdgeKind]]:
+    """All arrows of the graph, node by node: values (sizes left out), contexts, values kept for backward, order."""
+    for node in graph:
+        backward = info_of(node).phase is Phase.BACKWARD
+        for source in node.all_input_nodes:
+            if _is_size(source) or role_of(node) is Role.RESHARD:
+                continue
+            crosses = backward and source.op != "placeholder" and info_of(source).phase is Phase.FORWARD
+            yield source, node, EdgeKind.CONTEXT if _is_context(source) else (
+                EdgeKind.SAVED if crosses else EdgeKind.DATA
+            )
+    yield from _order(graph, places)
+
+
 def _data(graph: ParallelGraph, boxes: Boxes, fold: bool) -> Iterator[tuple[fx.Node, fx.Node, EdgeKind]]:
     for node in graph:
         if role_of(node) is Role.RESHARD and fold:

@@ -25,25 +25,26 @@ class ArrowStyle(NamedTuple):
 
 
 BOXES: dict[Kind, BoxStyle] = {
-    Kind.UNSHARD: BoxStyle("#d1fae5", "#059669", "unshard: gather parameters"),
-    Kind.RESHARD: BoxStyle("#f5f5f4", "#78716c", "reshard: free them", dashed=True),
-    Kind.REDUCE: BoxStyle("#ffe4e6", "#e11d48", "reduce gradients"),
-    Kind.DISPATCH: BoxStyle("#dbeafe", "#2563eb", "dispatch: rows to experts"),
-    Kind.COMBINE: BoxStyle("#ede9fe", "#7c3aed", "combine: rows back"),
-    Kind.CONTEXT: BoxStyle("#fef3c7", "#d97706", "dispatch context"),
-    Kind.EXCHANGE: BoxStyle("#cffafe", "#0891b2", "other exchange"),
-    Kind.SUM: BoxStyle("#fae8ff", "#c026d3", "sum over tp: parts of experts"),
-    Kind.WAIT: BoxStyle("#ffffff", "#64748b", "wait", dashed=True),
-    Kind.COMPUTE: BoxStyle("#f8fafc", "#94a3b8", "compute"),
-    Kind.PLACEHOLDER: BoxStyle("#ffffff", "#475569", ""),
-    Kind.OUTPUT: BoxStyle("#e2e8f0", "#475569", ""),
+    Kind.UNSHARD: BoxStyle("#ccece3", "#007a59", "unshard: gather parameters"),
+    Kind.RESHARD: BoxStyle("#fbf6b8", "#8c7d00", "reshard: free them", dashed=True),
+    Kind.REDUCE: BoxStyle("#fadcc8", "#c45200", "reduce gradients"),
+    Kind.DISPATCH: BoxStyle("#cbe2f3", "#0072b2", "dispatch: rows to experts"),
+    Kind.COMBINE: BoxStyle("#f5deeb", "#a84f82", "combine: rows back"),
+    Kind.CONTEXT: BoxStyle("#fde7b5", "#b97a00", "dispatch context"),
+    Kind.EXCHANGE: BoxStyle("#e3f3fd", "#2b8ccb", "exchange of counts"),
+    Kind.SUM: BoxStyle("#dfe3e8", "#22272e", "sum over tp: parts of experts"),
+    Kind.WAIT: BoxStyle("#ffffff", "#5b6675", "wait", dashed=True),
+    Kind.COMPUTE: BoxStyle("#f1f3f6", "#7b8794", "compute"),
+    Kind.PLACEHOLDER: BoxStyle("#ffffff", "#3d4754", ""),
+    Kind.OUTPUT: BoxStyle("#e2e8f0", "#3d4754", ""),
 }
+"""Hues of Okabe and Ito, which differ for every kind of colour vision: light as fill, dark enough to read as line."""
 
 ARROWS: dict[EdgeKind, ArrowStyle] = {
-    EdgeKind.DATA: ArrowStyle("#94a3b8", 1.4, "", "values"),
-    EdgeKind.CONTEXT: ArrowStyle("#d97706", 1.8, "", "context, dispatch to combine and backward"),
-    EdgeKind.SAVED: ArrowStyle("#cbd5e1", 1.0, "", "kept for backward"),
-    EdgeKind.EFFECT: ArrowStyle("#78716c", 1.2, "4 3", "order: must wait for"),
+    EdgeKind.DATA: ArrowStyle("#7b8794", 1.4, "", "values"),
+    EdgeKind.CONTEXT: ArrowStyle("#d68a00", 2.2, "", "context of a dispatch"),
+    EdgeKind.SAVED: ArrowStyle("#a9b6c6", 1.0, "", "kept for backward"),
+    EdgeKind.EFFECT: ArrowStyle("#5b6675", 1.2, "4 3", "order"),
 }
-INK, FAINT, BAND, BAND_LINE = "#0f172a", "#64748b", "#f1f5f9", "#e2e8f0"
+INK, FAINT, BAND, BAND_LINE = "#0f172a", "#4b5666", "#f1f5f9", "#d5dce5"
 FONT = "'Inter', 'Segoe UI', 'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif"

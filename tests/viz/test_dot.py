@@ -31,4 +31,4 @@ def test_blocks_are_clusters_of_each_half(folded: Picture) -> None:
 
 
 def test_context_arrows_look_different(folded: Picture) -> None:
-    assert re.search(r'-> n\d+ \[class="context", color="#d97706"', to_dot(folded))
+    assert re.search(r'-> n\d+ \[class="context", color="#d68a00"', to_dot(folded))

@@ -98,3 +98,19 @@ def test_texts_are_cut_to_the_room_that_they_have() -> None:
     assert cut.startswith("\u2026")
     assert cut.endswith("proj")
     assert text_width(cut, 12) <= 120
+
+
+@pytest.mark.parametrize("fold", [True, False])
+def test_no_two_labels_of_the_drawing_meet(graph: ParallelGraph, fold: bool) -> None:
+    """Boxes of texts, with widths that no common sans-serif font exceeds; bands, headline and legend included."""
+    labels = [label_box(text) for text in ET.fromstring(to_svg(build_picture(graph, fold=fold))).iter(f"{SVG}text")]
+    assert len(labels) > 50
+    assert overlapping(labels) == []
+
+
+def label_box(text: ET.Element) -> Rect:
+    sizes = {"t": (12.5, True), "sub": (10.5, False), "note": (12.0, text.get("font-weight") == "600")}
+    known = sizes.get(text.get("class", ""), (float(text.get("font-size", "12")), True))
+    width, size = text_width("".join(text.itertext()), *known), known[0]
+    x = float(text.get("x", "0")) - (width / 2 if text.get("text-anchor") == "middle" else 0)
+    return Rect(x, float(text.get("y", "0")) - 0.75 * size, width, size)
