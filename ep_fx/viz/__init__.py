@@ -47,9 +47,9 @@ def visualize(
 
     Args:
         path: the file. Missing folders are made. Its suffix says what is written: ``.svg`` a drawing, ``.html`` a page
-            with views of structure, schedule and passes, ``.dot`` Graphviz text, ``.txt`` the text form, ``.md`` a mermaid chart of one
-            layer, ``.json`` the graph for Google's Model Explorer, ``.graphml`` for networkx and Gephi,
-            ``.perfetto.json`` a timeline for ui.perfetto.dev.
+            with views of structure, schedule and passes, ``.dot`` Graphviz text, ``.txt`` the text form, ``.md`` a
+            mermaid chart of one layer, ``.json`` the graph for Google's Model Explorer, ``.graphml`` for networkx and
+            Gephi, ``.perfetto.json`` a timeline for ui.perfetto.dev.
         layer: for ``.md``: the module path of the block; None: the first with experts.
         records, history: of the passes that made the graph: the page shows what each changed.
 

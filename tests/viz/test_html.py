@@ -135,4 +135,4 @@ def test_scripts_are_short() -> None:
     for script in SCRIPTS.glob("*.js"):
         lines = script.read_text().splitlines()
         assert len(lines) < 450, script.name
-        assert max(map(len, lines)) <= 150, script.name
+        assert max(map(len, lines)) <= 120, script.name

@@ -196,7 +196,7 @@ function placeItem(scene, item, b, y, height) {
   );
 }
 
-// ---- an open run: its operators in rows, each below what it reads, at most three side by side ------------------------
+// ---- an open run: its operators in rows, each below what it reads, at most three side by side ----------------------
 function rowsOf(run) {
   if (run.rows) return run.rows;
   const row = new Map(),

@@ -1,4 +1,4 @@
-// Starts the page: tabs, toggles, keys, and the state in the address, so that a link can lead to one sight of the graph.
+// Starts the page: tabs, toggles, keys, and the state in the address, so that a link can lead to one sight of it.
 import {Model} from './model.js';
 import {Tree} from './tree.js';
 import {Structure} from './structure.js';

@@ -106,16 +106,18 @@ export class Passes {
   headline() {
     const host = this.host.querySelector('#verdict');
     if (!this.step) {
-      host.textContent = `As captured: ${plural(this.orders[0].length, 'node')}, before any pass. Move the slider, or press \u2192.`;
+      host.textContent = `As captured: ${plural(this.orders[0].length, 'node')}, before any pass. ` +
+        `Move the slider, or press \u2192.`;
       return;
     }
     const [name, ms, check, added, removed, moved] = this.data.records[this.step - 1];
     const change =
       added + removed + moved
-        ? `added ${added.toLocaleString('en')}, removed ${removed.toLocaleString('en')}, moved ${moved.toLocaleString('en')}`
+        ? `added ${count(added)}, removed ${count(removed)}, moved ${count(moved)}`
         : 'changed nothing';
     host.textContent =
-      `${name} ${change}; ${plural(this.orders[this.step - 1].length, 'node')} became ${this.orders[this.step].length.toLocaleString('en')}. ` +
+      `${name} ${change}; ${plural(this.orders[this.step - 1].length, 'node')} became ` +
+      `${count(this.orders[this.step].length)}. ` +
       `${msText(ms)}, and ${msText(check)} to check the rules.`;
   }
   // ---- tables ----
@@ -207,6 +209,7 @@ export class Passes {
     this.surface.redraw();
   }
 }
+const count = number => number.toLocaleString('en');
 const total = row => row.added + row.removed + row.moved;
 function cell(text, before) {
   const td = document.createElement('td');

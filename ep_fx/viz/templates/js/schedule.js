@@ -404,7 +404,8 @@ export class Schedule {
     const {ctx} = surface,
       y = top - surface.camera.y,
       k = surface.camera.k;
-    const steps = [1, 2, 5].flatMap(s => [-5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6].map(p => s * 10 ** p)).sort((a, b) => a - b);
+    const powers = [-5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6];
+    const steps = powers.flatMap(p => [1, 2, 5].map(s => s * 10 ** p));
     const step = steps.find(s => s * k > 90 && (this.line.times || s >= 1)) || steps[steps.length - 1];
     for (let m = 0; m < this.batches; m++)
       for (let x = 0; x < this.line.length; x += step) {

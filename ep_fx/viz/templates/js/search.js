@@ -36,7 +36,8 @@ export class Search {
       name = document.createElement('b'),
       where = document.createElement('span');
     name.textContent = `%${this.model.name(i)}`;
-    where.textContent = `${this.model.shortOp(i)} \u00b7 ${this.model.path(i) || 'model'} \u00b7 ${this.model.isBackward(i) ? 'backward' : 'forward'}`;
+    const half = this.model.isBackward(i) ? 'backward' : 'forward';
+    where.textContent = [this.model.shortOp(i), this.model.path(i) || 'model', half].join(' \u00b7 ');
     item.append(name, where);
     item.classList.toggle('on', n === this.turn);
     item.addEventListener('pointerdown', event => {

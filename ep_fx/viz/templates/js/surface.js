@@ -1,5 +1,5 @@
-// A canvas with a camera: drag and wheel move it, the view draws what is in sight. Every text goes through `label`, which
-// cuts it to its room and notes where it stands, so that a test can ask whether two texts meet.
+// A canvas with a camera: drag and wheel move it, the view draws what is in sight. Every text goes through `label`,
+// which cuts it to its room and notes where it stands, so that a test can ask whether two texts meet.
 
 export const FONT = "'Inter', 'Segoe UI', 'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif";
 export const INK = '#0f172a';
@@ -7,7 +7,7 @@ export const FAINT = '#4b5666';
 export const LINE = '#d5dce5';
 
 export class Surface {
-  // view: draw(surface), hit(x, y), over(target, event), click(target, event), wheel(surface, event); freeX: zoom in x only.
+  // view: draw(surface), hit(x, y), over(target, event), click(target), limit(surface); zoomX: zoom in x only.
   constructor(host, view, {zoomX = false} = {}) {
     this.host = host;
     this.view = view;

@@ -1,5 +1,6 @@
-// When everything happens: bars of the lanes, lives of gathered units, blocks of the model, memory; by place in the
-// order, or by the clock of the cost model's nominal machine. Micro-batches run one after the other: the step, shifted.
+// When everything happens: bars of the lanes, lives of gathered units, blocks of the model, memory; by place in
+// the order, or by the clock of the cost model's nominal machine. Micro-batches run one
+// after the other: the step again, shifted.
 import {KIND} from './model.js';
 
 export const LANES = [
