@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import ep_fx
-from ep_fx.sharding import as_dtensor, local_shard, make_layout
+from ep_fx.sharding import as_dtensor, cut_over_tp, local_shard, make_layout, whole_over_tp
 from ep_fx.testing.ranks import RankPools, local_mesh
 
 
@@ -77,3 +77,43 @@ def _experts(rank: int, num_experts: int, fsdp: int, ep: int) -> bool:
 def test_expert_blocks_come_together_again(ranks: RankPools, num_experts: int, fsdp: int, ep: int) -> None:
     """Even and uneven cuts of the local block on dim 0, and on dim 1 where there are fewer experts than fsdp ranks."""
     assert all(ranks(4).run(_experts, num_experts, fsdp, ep))
+
+
+def _cut(rank: int, sizes: dict[str, int], shape: tuple[int, ...], dim: int, blocks: int) -> tuple[bool, bool, bool]:
+    """Whether the parts come together, the norm is right, and whole over tp and cut again is the same."""
+    mesh = local_mesh(**sizes)
+    full = torch.arange(1.0, 1.0 + torch.Size(shape).numel()).view(shape)
+    layout = make_layout(shape, True, sizes, dim, blocks)
+    mine = as_dtensor(local_shard(full, layout, mesh), layout, mesh)
+    together = torch.equal(mine.full_tensor(), full)
+    norm = torch.linalg.vector_norm(mine).full_tensor()  # type: ignore[attr-defined]
+    again = cut_over_tp(whole_over_tp(mine, mesh), layout, mesh)
+    same = torch.equal(again.to_local(), mine.to_local()) and again.placements == mine.placements
+    return together, torch.allclose(norm, full.norm()), same
+
+
+SHAPES = [
+    pytest.param((4, 6, 5), 1, 1, id="w1"), pytest.param((4, 5, 6), 2, 1, id="w2"),
+    pytest.param((2, 6, 5), 1, 1, id="w1, few experts"), pytest.param((4, 12, 5), 1, 2, id="packed"),
+    pytest.param((2, 5, 12), 2, 2, id="packed, transposed"), pytest.param((4, 12), 1, 2, id="packed bias"),
+    pytest.param((2, 6), 1, 1, id="bias, few experts"),
+]
+
+
+@pytest.mark.parametrize(("shape", "dim", "blocks"), SHAPES)
+@pytest.mark.parametrize("sizes", [{"fsdp": 2, "tp": 2}, {"ep": 2, "tp": 2}], ids=str)
+def test_parts_along_tp_come_together_again(
+    ranks: RankPools, sizes: dict[str, int], shape: tuple[int, ...], dim: int, blocks: int
+) -> None:
+    assert set(ranks(4).run(_cut, sizes, shape, dim, blocks)) == {(True, True, True)}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(("shape", "dim", "blocks"), SHAPES)
+@pytest.mark.parametrize("sizes", [{"fsdp": 2, "ep": 2, "tp": 2}, {"fsdp": 3, "ep": 1, "tp": 2}], ids=str)
+def test_parts_along_tp_come_together_again_on_more_ranks(
+    ranks: RankPools, sizes: dict[str, int], shape: tuple[int, ...], dim: int, blocks: int
+) -> None:
+    world = sizes["fsdp"] * sizes["ep"] * sizes["tp"]
+    assert set(ranks(world).run(_cut, sizes, shape, dim, blocks, timeout=150)) == {(True, True, True)}
