@@ -11,10 +11,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 import ep_fx
-from ep_fx.graph import DATA_DIMS
+from ep_fx.graph import DATA_DIMS, Role
 from ep_fx.testing import local_mesh
 from tests.models.hf import hf_ids, tiny_hf
-from tests.models.tiny_moe import TinyMoE, next_token_loss, token_ids
+from tests.models.tiny_moe import SwiGLU, TinyMoE, next_token_loss, token_ids
+from tests.models.titan import TitanModel
 
 STEPS, LEARNING_RATE = 3, 1e-2
 Sizes = dict[str, int]
@@ -58,6 +59,38 @@ class WithExplicit(nn.Module):
         h = self.embedding(ids).flatten(0, 1)
         weights, chosen = self.router(h).softmax(-1).topk(2)
         return self.head(h + self.experts(h, chosen, weights)).view(*ids.shape, -1)
+
+
+class Loop(nn.Module):
+    """A list of experts and a Python loop over them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(16, 4, bias=False)
+        self.experts = nn.ModuleList(SwiGLU(16, 32) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, -2)
+        weights, ids = self.router(tokens).softmax(-1).topk(2)
+        y = torch.zeros_like(tokens)
+        for number, expert in enumerate(self.experts):
+            rows, choices = torch.where(ids == number)
+            y.index_add_(0, rows, expert(tokens[rows]) * weights[rows, choices].unsqueeze(-1))
+        return y.view_as(x)
+
+
+class WithLoop(nn.Module):
+    """Token ids to logits, by one `Loop`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.embedding, self.moe, self.head = nn.Embedding(32, 16), Loop(), nn.Linear(16, 32)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = self.embedding(ids)
+        return self.head(h + self.moe(h))
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -165,3 +198,14 @@ def checkpointed(rank: int, sizes: Sizes, other: Sizes, model: str, folder: str)
     dcp.load(state, checkpoint_id=folder)
     reader.load_state_dict(state)
     return whole(reader.named_parameters())
+
+
+def checked(rank: int, sizes: Sizes, model: str) -> tuple[list[str], int]:
+    """What `ep_fx.check` finds beyond rounding, and how many sums over tp the graph has."""
+    make = {"a list and a loop": WithLoop, "torchtitan": TitanModel}[model]
+    mesh = local_mesh(**sizes)
+    ids = token_ids(data_rank(mesh))
+    report = ep_fx.check(make(), mesh, ids, tolerance=1e-5 if model == "a list and a loop" else 2e-2)
+    module = ep_fx.transform(make(), mesh, example_inputs=(ids,))
+    wrong = {**report.outputs, **report.gradients}
+    return [n for n, error in wrong.items() if not error <= report.tolerance], len(module.graph.nodes(Role.ALL_REDUCE))

@@ -14,6 +14,7 @@ from torch import nn
 import ep_fx
 from ep_fx.testing import RankPools
 from tests.models.tiny_moe import next_token_loss
+from tests.models.titan import HAS_TITAN
 from tests.oracle import assert_all_gradients_close, oracle, relative_error
 from tests.requirements.expert_tensor_parallel_runs import (
     LEARNING_RATE,
@@ -22,11 +23,13 @@ from tests.requirements.expert_tensor_parallel_runs import (
     Run,
     Sizes,
     batch,
+    checked,
     checkpointed,
     logits,
     run,
 )
 
+NEEDS_TITAN = pytest.mark.skipif(not HAS_TITAN, reason="torchtitan is not installed; `make env` does it")
 TP = ep_fx.TensorParallel()
 ETP = ep_fx.ExpertTensorParallel()
 FAST: list[tuple[Sizes, str, Any]] = [
@@ -99,6 +102,13 @@ def test_outputs_gradients_steps_and_state(ranks: RankPools, sizes: Sizes, model
 def test_on_more_meshes(ranks: RankPools, sizes: Sizes, model: str, plan: Any) -> None:
     world = torch.tensor(list(sizes.values())).prod().item()
     check(ranks(int(world)).run(run, sizes, model, plan, STEPS, timeout=280), model, STEPS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("model", ["a list and a loop", pytest.param("torchtitan", marks=NEEDS_TITAN)])
+def test_other_forms_of_experts(ranks: RankPools, model: str) -> None:
+    assert ranks(4).run(checked, {"ep": 2, "tp": 2}, model, timeout=150) == [([], 2)] * 4
 
 
 @pytest.mark.slow
