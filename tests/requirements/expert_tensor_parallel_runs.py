@@ -151,8 +151,8 @@ class Run(NamedTuple):
 
 
 def whole(values: Any) -> dict[str, Tensor]:
-    """Full tensors of DTensors."""
-    return {name: value.detach().full_tensor() for name, value in values}
+    """Full tensors of DTensors, copied: a replicated one would be the parameter itself."""
+    return {name: value.detach().full_tensor().clone() for name, value in values}
 
 
 def run(rank: int, sizes: Sizes, model: str, plan: Any, steps: int) -> Run:

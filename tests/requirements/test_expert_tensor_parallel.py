@@ -82,7 +82,8 @@ def check(runs: list[Run], model: str, steps: int) -> None:
         assert relative_error(got.logits, want.outputs[got.index]) <= 1e-5
         assert_all_gradients_close(got.gradients, gradients)
         assert relative_error(got.norm, norm) <= 1e-5
-        assert_all_gradients_close(got.trained, dict(whole.named_parameters()), tol=2e-4)
+        # AdamW divides by the size of a gradient, so that rounding in the smallest entries is as large as their step
+        assert_all_gradients_close(got.trained, dict(whole.named_parameters()), tol=2e-3)
         assert all(torch.equal(got.reloaded[name], got.trained[name]) for name in start)
 
 
