@@ -11,15 +11,18 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+import typer.main
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ep_fx
+from ep_fx.cli import app
+from ep_fx.cli.failure import MEANING
 from ep_fx.graph import MeshSpec, ParallelGraph, Phase, Role, find_regions, info_of, role_of
 from ep_fx.testing.mutate.base import operators
 from ep_fx.verify import RULES, verify
@@ -122,9 +125,41 @@ def _examples(graph: ParallelGraph, families: str = "") -> dict[str, tuple[str, 
 
 def _portable(text: str, mesh: MeshSpec) -> str:
     """Without what differs between machines and days: the file of this model, torch's numbers of symbols and groups."""
-    for dims, name in mesh.groups.items():
+    for dims, name in (*mesh.groups.items(), *([(("exchange",), mesh.exchange)] if mesh.exchange else [])):
         text = text.replace(f"'{name}'", f"'{'_'.join(dims)}'")
     return re.sub(r"\bs\d+\b", "s0", re.sub(r"/[^\s:]*/\w+\.py:\d+", "model.py:12", text))
+
+
+def _commands() -> str:
+    """Every command of ``ep-fx`` with its help and a table of its arguments and options."""
+    group = typer.main.get_command(app)
+    parts = []
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        rows = [_option(parameter) for parameter in command.params if parameter.name != "help"]
+        table = "\n".join(["| argument or option | what |", "|---|---|", *rows])
+        parts.append(f"### ep-fx {name}\n\n{command.help}\n\n{table}\n")
+    return "\n".join(parts)
+
+
+def _option(parameter: Any) -> str:
+    """One line of the table: how it is written, what it does, its default."""
+    takes = f" {parameter.metavar}" if parameter.metavar else ""
+    written = parameter.metavar if parameter.param_type_name == "argument" else ", ".join(parameter.opts) + takes
+    default = f"; default {parameter.default}" if isinstance(parameter.default, int) and parameter.default else ""
+    needed = "; required" if parameter.required else ""
+    return f"| `{written}` | {parameter.help}{default}{needed} |"
+
+
+def _exit_codes() -> str:
+    rows = [f"| {code.value} | {meaning} |" for code, meaning in MEANING.items()]
+    return "\n".join(["| exit code | meaning |", "|---|---|", *rows]) + "\n"
+
+
+def _example(kind: str, name: str) -> str:
+    """An answer about the block of this file."""
+    graph = _module(fsdp=2, ep=2).graph
+    text = str(getattr(ep_fx.explain(graph), kind)(name))
+    return "```\n" + re.sub(r"\w+\.py:\d+", "model.py:12", text) + "```\n"
 
 
 GENERATED: dict[str, Callable[[], str]] = {
@@ -135,6 +170,11 @@ GENERATED: dict[str, Callable[[], str]] = {
     "order-strict": lambda: _order("strict"),
     "order-early": lambda: _order("early"),
     "rules": _rules,
+    "commands": _commands,
+    "exit-codes": _exit_codes,
+    "why": lambda: _example("why", "unshard_2"),
+    "waiters": lambda: _example("waiters", "all_to_all_single_1"),
+    "gradient": lambda: _example("gradient", "blocks.0.experts.w1"),
 }
 
 

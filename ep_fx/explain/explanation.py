@@ -134,6 +134,12 @@ class Explanation:
         """`to_dict` as text."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
+    @property
+    def _sizes(self) -> str:
+        """Which sizes of the inputs the bytes are worked out for, where they are free."""
+        hints = ", ".join(f"{name}={size}" for name, size in self._subject.text.symbols.hints.items())
+        return f"; sizes {hints}, as in the trace" if hints else ""
+
     # -- tables ----------------------------------------------------------------------------------------------------
     def _units(self) -> Table:
         rows = [
@@ -152,8 +158,8 @@ class Explanation:
             for c in self.collectives
         ]
         columns = ("direction", "collective", "over", "ranks", "count", "bytes a rank", "exactly")
-        note = "bytes of the larger side, R rows counted as on balanced routing" if any(r[6] for r in rows) else ""
-        return Table("collectives", columns, tuple(rows), note)
+        note = f"bytes of the larger side; R counted as on balanced routing{self._sizes}"
+        return Table("collectives", columns, tuple(rows), note if any(row[6] for row in rows) else "")
 
     def _syncs(self) -> Table:
         rows = [(s.module or "-", s.phase.value, s.why, source_text(s.source or "-")) for s in self.host_syncs]
@@ -165,7 +171,8 @@ class Explanation:
         for row in self.saved:
             blocks.setdefault(block_of(row.module or "") or "-", []).append(row)
         rows = [(name, str(len(members)), bytes_text(_own(members))) for name, members in _in_model_order(blocks)]
-        note = f"{plural(len(self.saved), 'value')}, {bytes_text(_own(self.saved))} a micro-batch; views count once"
+        total = f"{plural(len(self.saved), 'value')}, {bytes_text(_own(self.saved))} a micro-batch"
+        note = f"{total}; views count once{self._sizes}"
         return Table("kept for backward", ("block", "values", "bytes"), fold(rows), note)
 
     def _peaks(self) -> Table:

@@ -36,6 +36,11 @@ def test_every_collective_is_counted_with_the_size_of_its_group(explanation: Exp
     assert (dispatch.formula, dispatch.bytes, dispatch.typical) == ("64*R", None, 64 * 96)
 
 
+def test_bytes_that_depend_on_free_sizes_say_for_which_sizes_they_are(explanation: Explanation) -> None:
+    notes = {table.title: table.note for table in explanation.tables()}
+    assert all("sizes s0=6, s1=8, as in the trace" in notes[title] for title in ("collectives", "kept for backward"))
+
+
 def test_the_one_host_sync_of_a_layer_is_its_splits(explanation: Explanation) -> None:
     assert [sync.node for sync in explanation.host_syncs] == ["context"]
     assert len(explain(parallel_step(3)).host_syncs) == 3

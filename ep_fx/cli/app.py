@@ -1,0 +1,83 @@
+"""The application: its commands, its help, and what becomes of an error."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from ep_fx.cli.bench import bench
+from ep_fx.cli.diff import diff
+from ep_fx.cli.explain import explain
+from ep_fx.cli.failure import MEANING, Code, FailedError
+from ep_fx.cli.output import print_json, print_text
+from ep_fx.cli.transform import transform
+from ep_fx.cli.verify import verify
+from ep_fx.cli.view import view
+from ep_fx.graph import PassError
+from ep_fx.verify import VerificationError
+
+COMMANDS = (transform, explain, verify, view, diff, bench)
+_CODES = "\n\n".join(f"{code.value}: {meaning}" for code, meaning in MEANING.items())
+app = typer.Typer(
+    name="ep-fx",
+    help="Capture, explain, verify and picture MoE training steps: no weights, no device, one process.",
+    epilog=f"Exit codes\n\n{_CODES}",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for _command in COMMANDS:
+    app.command()(_command)
+
+
+@app.callback()
+def _common(
+    debug: Annotated[bool, typer.Option("--debug", help="show the trace of an error; may stand anywhere")] = False,
+) -> None:
+    """Capture, explain, verify and picture MoE training steps: no weights, no device, one process."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit code (`failure.Code`); an error is one line on stderr.
+
+    Args:
+        arguments: without the program's name; None: those of the process.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    try:
+        result = app([part for part in given if part != "--debug"], prog_name="ep-fx", standalone_mode=False)
+        return int(result or 0)
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        return _failed(error, as_json="--json" in given, debug=debug)
+
+
+def _failed(error: Exception, as_json: bool, debug: bool) -> int:
+    code, message = _verdict(error)
+    if as_json:
+        print_json({"error": message, "exit_code": int(code)})
+    hint = " (--debug shows the trace)" if code in (Code.CAPTURE, Code.BUG) and not debug else ""
+    print(f"ep-fx: {message}{hint}", file=sys.stderr)
+    return int(code)
+
+
+def _verdict(error: Exception) -> tuple[Code, str]:
+    """The exit code of an error, and what is said of it in one line."""
+    if isinstance(error, FailedError):
+        return error.code, str(error)
+    if isinstance(error, typer.TyperException):  # an unknown option, a missing argument
+        return Code.INPUT, error.format_message()
+    if isinstance(error, typer.Abort):
+        return Code.STOPPED, "interrupted"
+    broken = error if isinstance(error, VerificationError) else error.__cause__
+    if isinstance(broken, VerificationError):
+        print_text(broken.report.explain())
+        return Code.BROKEN, f"broken rules: {', '.join(broken.report.broken)}"
+    code = Code.CAPTURE if isinstance(error, PassError) else Code.BUG
+    return code, " ".join(f"{type(error).__name__}: {error}".split())

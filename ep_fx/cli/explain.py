@@ -1,0 +1,60 @@
+"""``ep-fx explain``: the tables of a step, or the answers to questions about it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import ep_fx
+from ep_fx.cli import options as opt
+from ep_fx.cli.failure import Code, FailedError
+from ep_fx.cli.output import Stages, print_json, print_table, print_text
+from ep_fx.explain import GatherAnswer, GradientAnswer, UnknownNameError, WaitersAnswer
+
+
+def explain(
+    subject: opt.SubjectArgument,
+    mesh: opt.MeshOption = None,
+    world: opt.WorldOption = None,
+    why: Annotated[
+        list[str] | None, typer.Option("--why", metavar="NODE", help="why is this gather here (may be repeated)")
+    ] = None,
+    waiters: Annotated[
+        list[str] | None,
+        typer.Option("--waiters", metavar="NODE", help="who waits for this exchange (may be repeated)"),
+    ] = None,
+    gradient: Annotated[
+        list[str] | None,
+        typer.Option("--gradient", metavar="NAME", help="sums and divisor of its gradient (may be repeated)"),
+    ] = None,
+    batch: opt.BatchOption = opt.DEFAULT_BATCH,
+    seq: opt.SeqOption = opt.DEFAULT_SEQ,
+    dynamic: opt.DynamicOption = False,
+    pipeline: opt.PipelineOption = None,
+    json: opt.JsonOption = False,
+) -> int:
+    """Units, collectives, bytes, host syncs, kept values and peak of a step; or answers about one node."""
+    answers: list[GatherAnswer | WaitersAnswer | GradientAnswer] = []
+    with Stages() as stages:
+        built = opt.build(subject, opt.Options(mesh, world, batch, seq, dynamic, pipeline), stages)
+        with stages.stage("explain"):
+            found = ep_fx.explain(built.graph)
+            try:
+                answers += [found.why(name) for name in why or ()]
+                answers += [found.waiters(name) for name in waiters or ()]
+                answers += [found.gradient(name) for name in gradient or ()]
+            except UnknownNameError as error:
+                raise FailedError(Code.INPUT, str(error)) from error
+            tables = () if answers or json else found.tables()
+            facts = found.to_dict() if json and not answers else None
+    if json:
+        print_json(facts or {"answers": [answer.to_json() for answer in answers]})
+        return 0
+    if answers:
+        print_text("\n".join(map(str, answers)))
+        return 0
+    print_text(f"{found.headline}\n")
+    for table in tables:
+        print_table(table)
+    return 0

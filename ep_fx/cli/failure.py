@@ -1,0 +1,40 @@
+"""Exit codes, and the one way in which a command fails: a code and a line for the user."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Code(IntEnum):
+    """Exit codes of ``ep-fx``."""
+
+    OK = 0
+    BROKEN = 1
+    INPUT = 2
+    CAPTURE = 3
+    BUG = 4
+    STOPPED = 130
+
+
+MEANING = {
+    Code.OK: "fine: all rules hold, the graphs are the same",
+    Code.BROKEN: "a rule is broken, or the graphs differ",
+    Code.INPUT: "the arguments, the file, the model's name or its config are wrong",
+    Code.CAPTURE: "the model cannot be captured as one graph",
+    Code.BUG: "an error that ep-fx did not foresee; --debug shows its trace",
+    Code.STOPPED: "interrupted",
+}
+"""What each exit code says."""
+
+
+class FailedError(Exception):
+    """A command failed.
+
+    Args:
+        code: the exit code.
+        message: for the user; shown as one line.
+    """
+
+    def __init__(self, code: Code, message: str) -> None:
+        self.code = code
+        super().__init__(" ".join(message.split()))

@@ -1,0 +1,53 @@
+"""A mesh of any size in one process: ``fsdp=64,ep=16`` becomes a DeviceMesh whose other ranks do not exist.
+
+Private torch API used here, and only here: ``torch.testing._internal.distributed.fake_pg`` (its collectives return at
+once and move nothing).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from ep_fx.cli.failure import Code, FailedError
+
+
+def parse_mesh(text: str, world: int | None = None) -> dict[str, int]:
+    """Size of each dimension of ``fsdp=64,ep=16``, in this order.
+
+    Args:
+        world: number of ranks that the sizes must amount to; None: any.
+
+    Raises:
+        FailedError: not of this form, or another number of ranks.
+    """
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, size = (piece.strip() for piece in part.partition("="))
+        if not name.isidentifier() or not size.isdigit() or int(size) < 1 or name in sizes:
+            raise FailedError(
+                Code.INPUT, f"--mesh {text!r}: expected dimensions and sizes, such as fsdp=64,ep=16, got {part!r}"
+            )
+        sizes[name] = int(size)
+    ranks = math.prod(sizes.values())
+    if world is not None and ranks != world:
+        rest = f"; add replicate={world // ranks}" if world % ranks == 0 and "replicate" not in sizes else ""
+        raise FailedError(Code.INPUT, f"--mesh {text} has {ranks} ranks, --world says {world}{rest}")
+    return sizes
+
+
+@contextmanager
+def fake_mesh(sizes: dict[str, int]) -> Iterator[DeviceMesh]:
+    """The mesh of `sizes` on the CPU, seen from rank 0; its process groups end with the context."""
+    if dist.is_initialized():
+        raise FailedError(Code.INPUT, "this process is a rank of a real process group; run ep-fx in one of its own")
+    dist.init_process_group("fake", rank=0, world_size=math.prod(sizes.values()), store=FakeStore())
+    try:
+        yield init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    finally:
+        dist.destroy_process_group()

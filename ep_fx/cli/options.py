@@ -1,0 +1,130 @@
+"""The arguments that commands share, and the graph that they name: a printed one, or that of a model."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ep_fx.api import transform
+from ep_fx.cli.failure import Code, FailedError
+from ep_fx.cli.mesh import fake_mesh, parse_mesh
+from ep_fx.cli.models import load
+from ep_fx.cli.output import Stages
+from ep_fx.graph import History, ParallelGraph, ParseError, PassError, PassRecord, parse_graph
+from ep_fx.verify import VerificationError
+
+SubjectArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SUBJECT",
+        help="a model, as module:callable or as a folder with a HuggingFace config.json; or a printed graph (a file)",
+    ),
+]
+MeshOption = Annotated[
+    str | None, typer.Option("--mesh", metavar="SIZES", help="sizes of the mesh of a model, such as fsdp=64,ep=16")
+]
+WorldOption = Annotated[
+    int | None, typer.Option("--world", metavar="N", help="number of ranks, to be sure that --mesh amounts to it")
+]
+BatchOption = Annotated[int, typer.Option("--batch", metavar="N", min=1, help="sequences of a micro-batch on a rank")]
+SeqOption = Annotated[int, typer.Option("--seq", metavar="N", min=1, help="tokens of a sequence")]
+DynamicOption = Annotated[
+    bool, typer.Option("--dynamic", help="leave batch and sequence sizes free, as ep_fx.transform does (slower)")
+]
+PipelineOption = Annotated[
+    str | None, typer.Option("--pipeline", metavar="PASSES", help="the passes, as text; without it the default ones")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")]
+OutputOption = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="write to this file; its suffix says what")
+]
+DEFAULT_BATCH, DEFAULT_SEQ = 1, 4096
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a model is captured; see the options of the same names."""
+
+    mesh: str | None
+    world: int | None
+    batch: int = DEFAULT_BATCH
+    seq: int = DEFAULT_SEQ
+    dynamic: bool = False
+    pipeline: str | None = None
+
+
+@dataclass(frozen=True)
+class Built:
+    """A graph and how it came about.
+
+    Args:
+        graph: the graph.
+        records, history: what each pass did, and the order of the nodes after each; none for a printed graph.
+        seconds: CPU seconds of each stage.
+    """
+
+    graph: ParallelGraph
+    records: tuple[PassRecord, ...]
+    seconds: dict[str, float]
+    history: History | None = None
+
+
+def build(subject: str, options: Options, stages: Stages, *, verified: bool = False) -> Built:
+    """The graph that `subject` names.
+
+    Args:
+        verified: run the rules after every pass.
+
+    Raises:
+        FailedError: it names nothing, or the model cannot be captured.
+    """
+    started = time.process_time()
+    if Path(subject).is_file():
+        if options.mesh is not None:
+            raise FailedError(Code.INPUT, f"{subject} is a printed graph, which has its mesh: leave --mesh out")
+        with stages.stage(f"read {subject}"):
+            return Built(_read(Path(subject)), (), {"read": time.process_time() - started})
+    if options.mesh is None:
+        raise FailedError(Code.INPUT, f"{subject!r} is no file; a model needs --mesh, such as --mesh fsdp=2,ep=2")
+    return _capture(subject, options, parse_mesh(options.mesh, options.world), stages, verified)
+
+
+def _read(path: Path) -> ParallelGraph:
+    try:
+        return parse_graph(path.read_text(encoding="utf-8"))
+    except (OSError, ParseError, UnicodeDecodeError) as error:
+        raise FailedError(Code.INPUT, f"{path}: {error}") from error
+
+
+def _capture(subject: str, options: Options, sizes: dict[str, int], stages: Stages, verified: bool) -> Built:
+    clock, seconds = time.process_time, dict[str, float]()
+    with fake_mesh(sizes) as mesh:
+        start = clock()
+        with stages.stage(f"load {subject}"):
+            loaded = load(subject, options.batch, options.seq)
+        seconds["load"], start = clock() - start, clock()
+        try:
+            module = transform(
+                loaded.model, mesh, pipeline=options.pipeline, dynamic=options.dynamic, verify=verified
+            )
+        except (TypeError, ValueError) as error:
+            raise FailedError(Code.INPUT, f"{subject}: {error}") from error
+        seconds["lay out"], start = clock() - start, clock()
+        with stages.forward_of(loaded.model):
+            try:
+                module.prepare(*loaded.args, **loaded.kwargs)
+            except (PassError, VerificationError):
+                raise
+            except Exception as error:
+                raise FailedError(Code.CAPTURE, f"{subject}: {type(error).__name__}: {error}") from error
+        program = module.programs[-1]
+        records = program.records
+        passes, checks = sum(r.seconds for r in records), sum(r.check_seconds for r in records)
+        seconds |= {"capture": clock() - start - passes - checks, "passes": passes}
+        if verified:
+            seconds["rules after each pass"] = checks
+        return Built(program.graph, records, seconds, program.history)

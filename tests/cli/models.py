@@ -1,0 +1,45 @@
+"""Models that the tests of the command line name as ``tests.cli.models:NAME``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.models.tiny_moe import TinyMoE
+
+
+class Branching(nn.Module):
+    """Its forward branches on a value, so no graph can carry it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight if (x * self.weight).sum() > 0 else x
+
+
+def tiny() -> tuple[nn.Module, tuple[Any, ...]]:
+    return TinyMoE(blocks=1), (torch.zeros(2, 6, dtype=torch.long),)
+
+
+def tiny_keywords() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    return TinyMoE(blocks=1), (), {"ids": torch.zeros(2, 6, dtype=torch.long)}
+
+
+def alone() -> nn.Module:
+    return TinyMoE(blocks=1)
+
+
+def branching() -> tuple[nn.Module, tuple[Any, ...]]:
+    return Branching(), (torch.ones(4),)
+
+
+def number() -> int:
+    return 7
+
+
+def raising() -> nn.Module:
+    raise RuntimeError("no such checkpoint")

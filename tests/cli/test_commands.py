@@ -1,0 +1,117 @@
+"""Every command, on a model and on its printed graph."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from ep_fx.graph import parse_graph
+from ep_fx.verify import verify
+from tests.cli.conftest import MESH, Run
+
+TINY = "tests.cli.models:tiny"
+EXPERTS = "blocks.0.moe.experts"
+
+
+def test_transform_writes_a_verified_graph_that_is_read_back(run: Run, printed: Path, tmp_path: Path) -> None:
+    graph = parse_graph(printed.read_text())
+    assert verify(graph).ok
+    assert graph.provides == ("dead-code", "expert-parallel", "fsdp", "dead-code")
+    assert graph.manifest.mesh.sizes == {"fsdp": 2, "ep": 2}
+    ran = run("transform", TINY, *MESH, "--dynamic")
+    assert ran.code == 0
+    assert re.search(r"^sizes s0=\d+, s1=\d+ in the trace$", ran.out, re.M)
+    assert "sizes" not in printed.read_text().splitlines()[1]
+    assert not dist.is_initialized()
+
+
+def test_a_model_and_its_printed_graph_are_explained_alike(run: Run, printed: Path) -> None:
+    model, text = run("explain", TINY, *MESH, "--json"), run("explain", printed, "--json")
+    assert (model.code, text.code) == (0, 0)
+    assert [unit["name"] for unit in model.json["units"]] == ["root", "blocks.0", EXPERTS]
+    for name in ("mesh", "nodes", "units", "peaks", "reductions"):
+        assert model.json[name] == text.json[name]
+    assert [(row["kind"], row["count"], row["ranks"]) for row in model.json["collectives"]] == [
+        (row["kind"], row["count"], row["ranks"]) for row in text.json["collectives"]
+    ]
+
+
+def test_explain_prints_all_tables_or_the_answers_asked_for(run: Run, printed: Path) -> None:
+    tables = run("explain", printed).out
+    titles = ("units", "collectives", "host syncs", "kept for backward", "peak of gathered parameters", "gradients")
+    for title in titles:
+        assert f"\n{title}\n" in tables
+    asked = ("--why", "unshard_2", "--waiters", "all_to_all_single_1", "--gradient", f"{EXPERTS}.w1")
+    answers = run("explain", printed, *asked)
+    assert f"%unshard_2 gathers unit {EXPERTS} in forward" in answers.out
+    assert f"is the dispatch of {EXPERTS}" in answers.out
+    assert "divisor   4, due 4" in answers.out
+    assert "\nunits\n" not in answers.out
+    found = run("explain", printed, *asked, "--json").json["answers"]
+    assert [next(iter(answer.values())) for answer in found][2] == f"{EXPERTS}.w1"
+    assert found[0]["reasons"][0]["rule"] == "live"
+
+
+def test_verify_gives_every_rule(run: Run, printed: Path) -> None:
+    model = run("verify", TINY, *MESH, "--types", "--json")
+    assert (model.code, model.json["ok"]) == (0, True)
+    assert {rule["rule"]: rule["ok"] for rule in model.json["rules"]}["types"]
+    assert run("verify", printed, "--rule", "divisor", "--json").json["rules"][0]["rule"] == "divisor"
+
+
+@pytest.mark.parametrize("suffix", [".md", ".dot", ".perfetto.json", ".json", ".graphml", ".svg", ".html", ".txt"])
+def test_view_writes_what_the_suffix_says(run: Run, printed: Path, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"picture{suffix}"
+    ran = run("view", printed, "-o", path, "--json")
+    assert ran.code == 0
+    assert ran.json == {"output": str(path), "bytes": path.stat().st_size}
+
+
+def test_view_shows_the_layer_asked_for(run: Run, printed: Path, tmp_path: Path) -> None:
+    assert run("view", printed, "-o", tmp_path / "layer.md", "--layer", "blocks.0").code == 0
+    assert (tmp_path / "layer.md").read_text().startswith("# blocks.0")
+    ran = run("view", printed, "-o", tmp_path / "layer.md", "--layer", "blocks.7")
+    assert (ran.code, "did you mean 'blocks.0'" in ran.err) == (2, True)
+
+
+def test_diff_says_whether_and_where_two_graphs_differ(run: Run, printed: Path, tmp_path: Path) -> None:
+    same = run("diff", printed, printed)
+    assert (same.code, same.out) == (0, "the graphs are equal\n")
+    other = tmp_path / "other.txt"
+    text = printed.read_text()
+    assert "aten.silu(" in text
+    other.write_text(text.replace("aten.silu(", "aten.relu(", 1))
+    ran = run("diff", printed, other)
+    assert ran.code == 1
+    assert "they differ first at node" in ran.out
+    found = run("diff", printed, other, "--json").json
+    assert not found["equal"]
+    assert found["operators"] == {"aten::relu": [0, 1], "aten::silu": [1, 0]}
+
+
+def test_diff_of_a_model_under_two_pipelines(run: Run) -> None:
+    passes = "dead-code,expert-parallel,fsdp{reshard=early},dead-code"
+    ran = run("diff", TINY, TINY, *MESH, "--second-pipeline", passes, "--json")
+    assert ran.code == 1
+    assert "expert_reshard" in ran.json["first_difference"] or "passes" in ran.json["first_difference"]
+
+
+def test_bench_gives_the_cost_of_each_stage(run: Run, printed: Path) -> None:
+    found = run("bench", TINY, *MESH, "--json")
+    assert found.code == 0
+    assert set(found.json["seconds"]) == {
+        "load", "lay out", "capture", "passes", "verify once", "explain", "timeline"
+    }
+    assert found.json["peak_gathered_bytes"] > 0
+    assert 0 < found.json["nominal_step"]["stalled_seconds"] < found.json["nominal_step"]["seconds"]
+    assert "nominal step" in run("bench", printed).out
+
+
+@pytest.mark.parametrize("name", ["tiny_keywords", "alone"])
+def test_a_callable_may_give_keywords_or_the_model_alone(run: Run, name: str) -> None:
+    ran = run("explain", f"tests.cli.models:{name}", "--mesh", "fsdp=4", "--batch", 2, "--seq", 6, "--json")
+    assert ran.code == 0
+    assert ran.json["mesh"] == {"fsdp": 4}
