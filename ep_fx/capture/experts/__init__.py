@@ -10,7 +10,7 @@ from torch import nn
 
 from ep_fx.capture.experts.base import Experts, Family, where
 from ep_fx.capture.experts.cuts import find_cuts, full_name
-from ep_fx.capture.experts.explicit import Explicit, is_registered, register_experts
+from ep_fx.capture.experts.explicit import Explicit, register_experts, registration
 from ep_fx.capture.experts.grouped import Grouped
 from ep_fx.capture.experts.huggingface import HuggingFace
 from ep_fx.capture.experts.module_list import ModuleLists, Stack, StackedExperts, Stacking, fold, stack_lists, unfold
@@ -30,7 +30,7 @@ __all__ = [
 
 def stack_experts(model: nn.Module) -> Stacking:
     """Makes one module with stacked parameters of each list of experts in `model`; see `find_experts`."""
-    return stack_lists(model, is_registered)
+    return stack_lists(model, lambda module: registration(module) is not None)
 
 
 def find_experts(
@@ -77,15 +77,34 @@ def _family(module: nn.Module) -> Family | None:
 
 
 def _describe(path: str, module: nn.Module, family: Family, ep: int, tp: int) -> Experts:
+    known = registration(module)
+    if known is not None and (reason := known.refuses(module, ep)):
+        raise ValueError(f"{path} ({type(module).__name__}, {where(module)}): {reason}")
     number = family.num_experts(module)
     lists = [name for name, inner in module.named_modules() if isinstance(inner, StackedExperts)]
-    own = {
-        name: p
-        for name, p in module.named_parameters()
-        if p.dim() > 0 and p.shape[0] == number and _is_of_experts(name, family, lists)
-    }
+    if known is not None and known.parameters is not None:
+        own = _named(path, module, number, known.parameters)
+    else:
+        own = {
+            name: p
+            for name, p in module.named_parameters()
+            if p.dim() > 0 and p.shape[0] == number and _is_of_experts(name, family, lists)
+        }
     cuts = find_cuts(path, module, family, own, tp) if tp > 1 else {}
     return Experts(path, module, family.name, number, tuple(full_name(path, name) for name in own), ep, tp, cuts)
+
+
+def _named(path: str, module: nn.Module, number: int, names: Sequence[str]) -> dict[str, nn.Parameter]:
+    """The parameters `names` of `module`, which were given as the experts'."""
+    found = dict(module.named_parameters())
+    for name in names:
+        if name not in found or not found[name].dim() or found[name].shape[0] % number:
+            shape = tuple(found[name].shape) if name in found else "missing"
+            raise ValueError(
+                f"{path} ({type(module).__name__}): the parameter {name!r} given to register_experts is {shape}; "
+                f"expected one whose dim 0 can be split over {number} experts"
+            )
+    return {name: found[name] for name in names}
 
 
 def _is_of_experts(name: str, family: Family, lists: Sequence[str]) -> bool:

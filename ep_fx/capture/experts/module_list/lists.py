@@ -18,6 +18,9 @@ from ep_fx.capture.experts.base import where
 from ep_fx.capture.experts.module_list.proof import NotProven, Proof, prove
 from ep_fx.capture.experts.module_list.stacked import Stack, StackedExperts, difference
 
+STACKED = "stacked"
+"""Name of the experts in a registered class that is a list or a dictionary of modules itself."""
+
 
 @dataclass
 class Stacking:
@@ -26,17 +29,18 @@ class Stacking:
     Args:
         stacks: each stacked parameter by its new name.
         reasons: why a list of experts was left as it is, by module path.
-        replaced: parent, attribute and list, to undo it.
+        replaced: each changed parent, and the submodules it had.
     """
 
     stacks: dict[str, Stack] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
-    replaced: list[tuple[nn.Module, str, nn.Module]] = field(default_factory=list)
+    replaced: list[tuple[nn.Module, dict[str, nn.Module | None]]] = field(default_factory=list)
 
     def undo(self) -> None:
         """Gives the model its lists back."""
-        for parent, attribute, experts in self.replaced:
-            parent._modules[attribute] = experts
+        for parent, modules in reversed(self.replaced):
+            parent._modules.clear()
+            parent._modules.update(modules)
         self.replaced.clear()
 
 
@@ -56,6 +60,9 @@ def stack_lists(model: nn.Module, is_registered: Callable[[nn.Module], bool]) ->
     """
     done, known = Stacking(), dict[Any, Proof | str]()
     for path, parent in list(model.named_modules()):
+        if is_registered(parent) and isinstance(parent, (nn.ModuleList, nn.ModuleDict)):
+            _stack_children(done, parent, path)
+            continue
         for attribute, experts in list(parent._modules.items()):
             if type(experts) is not nn.ModuleList or len(experts) < 2:
                 continue
@@ -118,13 +125,35 @@ def _is_counted(parent: nn.Module, experts: nn.Module) -> bool:
     return any(p.dim() == 2 and number in p.shape and id(p) not in inside for p in parent.parameters())
 
 
+def _stack_children(done: Stacking, parent: nn.Module, path: str) -> None:
+    """The experts among the children of `parent`, those of the first one's class, become its child `STACKED`."""
+    before = dict(parent._modules)
+    children = {name: child for name, child in before.items() if type(child) is type(next(iter(before.values())))}
+    experts: Any = list(children.values())
+    if len(experts) < 2 or difference(experts) is not None:
+        return
+    names = [f"{path}.{name}" if path else name for name in children]
+    stacked = _stacked(done, experts, names, f"{path}.{STACKED}" if path else STACKED, parent)
+    done.replaced.append((parent, before))
+    parent._modules.clear()
+    parent._modules.update({STACKED: stacked, **{n: child for n, child in before.items() if n not in children}})
+
+
 def _stack(done: Stacking, parent: nn.Module, attribute: str, name: str, proof: Proof | None) -> None:
     experts: Any = parent._modules[attribute]
-    stacked = StackedExperts(list(experts), f"{name} ({where(parent)})")
+    names = [f"{name}.{number}" for number in range(len(experts))]
+    stacked = _stacked(done, list(experts), names, name, parent)
     if proof is not None:
         object.__setattr__(stacked, "recognised", Recognised(parent, proof))
-    for leaf, _ in experts[0].named_parameters():
-        names = tuple(f"{name}.{number}.{leaf}" for number in range(len(experts)))
-        done.stacks[f"{name}.{leaf}"] = Stack(names, [expert.get_parameter(leaf) for expert in experts])
+    done.replaced.append((parent, dict(parent._modules)))
     parent._modules[attribute] = stacked
-    done.replaced.append((parent, attribute, experts))
+
+
+def _stacked(
+    done: Stacking, experts: list[nn.Module], paths: list[str], name: str, parent: nn.Module
+) -> StackedExperts:
+    """The module in the place `name` for `experts`, which stood at `paths`."""
+    for leaf, _ in experts[0].named_parameters():
+        names = tuple(f"{path}.{leaf}" for path in paths)
+        done.stacks[f"{name}.{leaf}"] = Stack(names, [expert.get_parameter(leaf) for expert in experts])
+    return StackedExperts(experts, f"{name} ({where(parent)})")

@@ -158,12 +158,13 @@ class RowsOfExperts(TorchFunctionMode):
                 "by element; accepted: vectors [F] with rows [R, F]"
             )
         padded = torch.cat((value, value.new_zeros((1, *value.shape[1:]))))
-        return padded.index_select(0, self._expert_of_rows(like)).reshape(like.shape[0], -1)
+        return padded.index_select(0, expert_of_rows(like, self._counts)).reshape(like.shape[0], -1)
 
-    def _expert_of_rows(self, rows: Tensor) -> Tensor:
-        """The expert of each row; the number of experts behind the last one's rows."""
-        ends = self._counts.cumsum(0)
-        return torch.searchsorted(ends, torch.arange(rows.shape[0], device=rows.device), right=True)
+
+def expert_of_rows(rows: Tensor, tokens_per_expert: Tensor) -> Tensor:
+    """The expert of each row [R]; the number of experts behind the last one's rows."""
+    ends = tokens_per_expert.cumsum(0)
+    return torch.searchsorted(ends, torch.arange(rows.shape[0], device=rows.device), right=True)
 
 
 def _flat(values: Sequence[Any]) -> list[Any]:

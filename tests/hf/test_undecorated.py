@@ -1,0 +1,73 @@
+"""The families of transformers whose experts have a form of their own: equal to eager, or refused with the reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import ep_fx
+from ep_fx.testing import RankPools, local_mesh
+from tests.models.architectures import build, inputs_of
+from tests.models.families import row
+
+EP2: dict[str, int] = {"fsdp": 2, "ep": 2}
+SPLIT: dict[str, dict[str, Any]] = {
+    "llama4": {}, "dbrx": {}, "doge": {}, "step3p7": {}, "longcat_flash": {"zero_expert_num": 0}, "nllb_moe": {},
+    "switch_transformers": {}, "vitpose_backbone": {},
+}  # fmt: skip
+REFUSED = {
+    "jetmoe": "attention experts are two products",
+    "longcat_flash": "gate_up_proj has 12 rows, 4 of them for experts without weights",
+}
+pytestmark = pytest.mark.timeout(200)
+QUICK = ("llama4", "switch_transformers")
+
+
+def _check(rank: int, name: str, sizes: dict[str, int], overrides: dict[str, Any]) -> tuple[str, bool, int]:
+    """The report of `ep_fx.check`, whether checkpoints go both ways, and the number of regions."""
+    mesh, kwargs = local_mesh(**sizes), inputs_of(row(name), rank)
+    model = build(row(name), **overrides)
+    report = str(ep_fx.check(model, mesh, tolerance=1e-5, **kwargs))
+    module = ep_fx.transform(build(row(name), seed=3, **overrides), mesh)
+    module.load_state_dict(model.state_dict())
+    state, want = module.full_state_dict(), model.state_dict()
+    module.prepare(**kwargs)
+    equal = state.keys() == want.keys() and all(bool((state[key] == value).all()) for key, value in want.items())
+    return report, equal, len(module.graph.manifest.regions)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SPLIT]
+)
+def test_undecorated_experts_equal_eager(ranks: RankPools, name: str) -> None:
+    for report, equal, regions in ranks(4).run(_check, name, EP2, SPLIT[name], timeout=150):
+        assert " 0 beyond" in report.splitlines()[0], report
+        assert equal
+        assert regions >= 1
+
+
+@pytest.mark.slow
+def test_longcat_with_experts_without_weights_equals_eager_unsplit(ranks: RankPools) -> None:
+    for report, equal, regions in ranks(4).run(_check, "longcat_flash", {"fsdp": 4}, {}, timeout=150):
+        assert " 0 beyond" in report.splitlines()[0], report
+        assert equal
+        assert regions == 2
+
+
+def _refused(rank: int) -> dict[str, str]:
+    found = {}
+    for name in REFUSED:
+        try:
+            ep_fx.transform(build(row(name)), local_mesh(**EP2))
+        except ValueError as error:
+            found[name] = str(error)
+    return found
+
+
+def test_what_has_no_form_is_refused_with_the_reason(ranks: RankPools) -> None:
+    for found in ranks(4).run(_refused):
+        for name, reason in REFUSED.items():
+            assert reason in found[name]
+            assert "modeling_" in found[name]
+            assert "layers.0." in found[name]
