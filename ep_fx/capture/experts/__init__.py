@@ -16,7 +16,8 @@ from ep_fx.capture.experts.huggingface import HuggingFace
 from ep_fx.capture.experts.module_list import ModuleLists, Stack, StackedExperts, Stacking, fold, stack_lists, unfold
 from ep_fx.capture.experts.torchtitan import TorchTitan
 
-FAMILIES: tuple[Family, ...] = (Explicit(), HuggingFace(), Grouped(), ModuleLists(), TorchTitan())
+_LISTS = ModuleLists()
+FAMILIES: tuple[Family, ...] = (Explicit(), HuggingFace(), Grouped(), _LISTS, TorchTitan())
 FORMS = tuple(family.form for family in FAMILIES)
 """The accepted forms in words, for messages."""
 _DIMS: Sequence[str] = ("ep", "tp")
@@ -73,6 +74,8 @@ def find_experts(
 
 
 def _family(module: nn.Module) -> Family | None:
+    if isinstance(module, StackedExperts):  # it has the arguments of grouped experts, but its parent sends the rows
+        return _LISTS if _LISTS.accepts(module) else None
     return next((family for family in FAMILIES if family.accepts(module)), None)
 
 

@@ -105,7 +105,7 @@ def _longcat_refuses(module: Any, ep: int) -> str | None:
 def _doge(module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
     """An expert is a row to multiply the token with, and a row to scale by the activated product."""
     batch, length, dim = hidden.shape
-    logits = module.router_gate(hidden).view(2, batch * length, -1)
+    logits = module.router_gate(hidden).reshape(-1).view(2, batch * length, module.num_keys)
     (x_scores, y_scores), (x_ids, y_ids) = logits.topk(module.num_keys, dim=-1)
     scores = (x_scores.unsqueeze(-1) + y_scores.unsqueeze(-2)).flatten(-2)
     pairs = (x_ids.unsqueeze(-1) * module.num_keys + y_ids.unsqueeze(-2)).flatten(-2)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ep_fx.capture.experts import stack_experts
+from ep_fx.capture.experts import find_experts, stack_experts
 from ep_fx.capture.experts.module_list.proof import NotProven, prove
 from ep_fx.capture.experts.module_list.stacked import StackedExperts
 from tests.models.listed import PROVABLE, REFUSED, InModel, Listed, SkipIdle
@@ -60,6 +60,17 @@ def test_a_model_that_cannot_be_transformed_keeps_its_lists() -> None:
     assert next(iter(stacking.stacks)) == "blocks.0.experts.gate.weight"
     stacking.undo()
     assert all(p is before[name] for name, p in model.named_parameters())
+
+
+def test_experts_with_parameters_of_their_own_are_no_grouped_experts() -> None:
+    """A stack takes rows and counts as grouped experts do, but is one part of its parent, proven or registered."""
+    block = SkipIdle(dim=8)
+    block.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+    model = nn.Sequential(block)
+    stacking = stack_experts(model)
+    found = find_experts(model, None, 2, stacking.reasons)
+    assert [(item.path, item.family) for item in found] == [("0.experts", "module_list")]
+    assert found[0].parameters == ("0.experts.weight", "0.experts.bias")
 
 
 def test_other_lists_are_left_alone() -> None:

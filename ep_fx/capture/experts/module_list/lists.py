@@ -18,6 +18,8 @@ from ep_fx.capture.experts.base import where
 from ep_fx.capture.experts.module_list.proof import NotProven, Proof, prove
 from ep_fx.capture.experts.module_list.stacked import Stack, StackedExperts, difference
 
+_LARGE = 100_000_000
+"""A parent with more weights than this outside its list is a model around layers, and not worth a trial."""
 STACKED = "stacked"
 """Name of the experts in a registered class that is a list or a dictionary of modules itself."""
 
@@ -121,8 +123,11 @@ def _is_named(attribute: str) -> bool:
 def _is_counted(parent: nn.Module, experts: nn.Module) -> bool:
     """Whether the parent has a matrix, outside the list, with one row or column for each of its modules."""
     inside = {id(p) for p in experts.parameters()}
+    outside = [p for p in parent.parameters() if id(p) not in inside]
     number = len(experts)  # type: ignore[arg-type]
-    return any(p.dim() == 2 and number in p.shape and id(p) not in inside for p in parent.parameters())
+    if sum(p.numel() for p in outside) > _LARGE:
+        return False
+    return any(p.dim() == 2 and number in p.shape for p in outside)
 
 
 def _stack_children(done: Stacking, parent: nn.Module, path: str) -> None:
