@@ -68,7 +68,7 @@ def test_experts_with_parameters_of_their_own_are_no_grouped_experts() -> None:
     block.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
     model = nn.Sequential(block)
     stacking = stack_experts(model)
-    found = find_experts(model, None, 2, stacking.reasons)
+    found = find_experts(model, None, {"ep": 2}, stacking.reasons)
     assert [(item.path, item.family) for item in found] == [("0.experts", "module_list")]
     assert found[0].parameters == ("0.experts.weight", "0.experts.bias")
 
