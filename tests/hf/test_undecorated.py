@@ -21,7 +21,6 @@ REFUSED = {
     "longcat_flash": "gate_up_proj has 12 rows, 4 of them for experts without weights",
 }
 pytestmark = pytest.mark.timeout(200)
-QUICK = ("llama4",)
 
 
 _ROUNDING = ("k_proj.bias", "key.bias")
@@ -50,9 +49,8 @@ def _check(rank: int, name: str, sizes: dict[str, int], overrides: dict[str, Any
     return Found(wrong, equal, len(module.graph.manifest.regions))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SPLIT]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SPLIT)
 def test_undecorated_experts_equal_eager(ranks: RankPools, name: str) -> None:
     for found in ranks(4).run(_check, name, EP2, SPLIT[name], timeout=180):
         assert found.wrong == {}
