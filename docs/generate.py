@@ -6,6 +6,7 @@ enough: nothing runs, graphs are only captured, rewritten and read. ``--check`` 
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 import sys
@@ -24,7 +25,10 @@ import ep_fx
 from ep_fx.cli import app
 from ep_fx.cli.failure import MEANING
 from ep_fx.graph import MeshSpec, ParallelGraph, Phase, Role, find_regions, info_of, role_of
+from ep_fx.testing import assert_before
+from ep_fx.testing.graph_index import ROLES
 from ep_fx.testing.mutate.base import operators
+from ep_fx.testing.select import dispatch, unshard
 from ep_fx.verify import RULES, verify
 from ep_fx.verify.reasons import WHY
 from ep_fx.verify.reduction_table import format_reductions, reduction_table
@@ -64,6 +68,7 @@ class _Model(nn.Module):
         return x
 
 
+@functools.cache
 def _module(policy: Literal["strict", "early"] = "strict", **sizes: int) -> ep_fx.EPModule:
     mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     return ep_fx.transform(_Model(), mesh, example_inputs=(torch.zeros(6, 16),), expert_reshard=policy)
@@ -127,6 +132,7 @@ def _portable(text: str, mesh: MeshSpec) -> str:
     """Without what differs between machines and days: the file of this model, torch's numbers of symbols and groups."""
     for dims, name in (*mesh.groups.items(), *([(("exchange",), mesh.exchange)] if mesh.exchange else [])):
         text = text.replace(f"'{name}'", f"'{'_'.join(dims)}'")
+    text = re.sub(r"'\d+'", "'another group'", text)
     return re.sub(r"\bs\d+\b", "s0", re.sub(r"/[^\s:]*/\w+\.py:\d+", "model.py:12", text))
 
 
@@ -162,6 +168,29 @@ def _example(kind: str, name: str) -> str:
     return "```\n" + re.sub(r"\w+\.py:\d+", "model.py:12", text) + "```\n"
 
 
+def _words() -> str:
+    """Every role that a selector can name, with its operator."""
+    parts = []
+    for word, role in ROLES.items():
+        operator_name = role.value.split("::")[-1]
+        if role is not Role.OTHER:
+            parts.append(f"`{word}`" if word == operator_name else f"`{word}` (`{operator_name}`)")
+    return f"{', '.join(parts)}.\n"
+
+
+def _failure() -> str:
+    """What an assertion says of a graph whose experts are gathered too late."""
+    graph = _module(fsdp=2, ep=2).graph.copy()
+    (gather, *_), (exchange, *_) = unshard("blocks.0.experts").find(graph), dispatch("blocks.0").find(graph)
+    exchange.nodes[0].append(gather.nodes[0])
+    try:
+        assert_before(graph, unshard("blocks.0.experts"), dispatch("blocks.0"))
+    except AssertionError as error:
+        lines = [re.sub(r"(\w+)\.py:\d+", "model.py:12", line)[:150] for line in str(error).splitlines()]
+        return "```\n" + "\n".join(lines) + "\n```\n"
+    raise RuntimeError("the assertion did not notice")
+
+
 GENERATED: dict[str, Callable[[], str]] = {
     "reductions-fsdp2-ep2": lambda: _reductions(fsdp=2, ep=2),
     "reductions-fsdp1-ep4": lambda: _reductions(fsdp=1, ep=4),
@@ -175,6 +204,8 @@ GENERATED: dict[str, Callable[[], str]] = {
     "why": lambda: _example("why", "unshard_2"),
     "waiters": lambda: _example("waiters", "all_to_all_single_1"),
     "gradient": lambda: _example("gradient", "blocks.0.experts.w1"),
+    "selector-words": _words,
+    "assertion-failure": _failure,
 }
 
 

@@ -21,6 +21,12 @@ from torch import fx
 
 from ep_fx.testing.graph_index import ANY, COLLECTIVE, FIELDS, ROLES, RUNS, WORDS, GraphIndex, NodeFacts, index_of
 
+__all__ = [
+    "Match", "Selector", "SelectorError", "all_reduce_grad", "collective", "combine", "combine_backward", "dispatch",
+    "dispatch_backward", "grouped_mm", "layer", "module", "op", "over", "parameter", "phase", "reduce_grad", "reshard",
+    "role", "unit", "unshard",
+]
+
 _PLAIN = re.compile(r"[\w.*?/:-]+")
 _SHOWN = 12
 

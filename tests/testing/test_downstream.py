@@ -1,7 +1,11 @@
-"""API-5: a project that depends on ep_fx has the plugin and the command line, in place and from the wheel alone."""
+"""API-5: a project that depends on ep_fx has the plugin and the command line, in place and from the wheel alone.
+
+The project also runs every example of docs/testing.md.
+"""
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,8 +16,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = ROOT / "tests" / "downstream"
-TESTS = 12
-"""Tests of the project."""
+DOCUMENTED = "\n\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "testing.md").read_text(), re.DOTALL))
+TESTS = 12 + len(re.findall(r"^def test_", DOCUMENTED, re.MULTILINE))
+"""Tests of the project, and examples of the docs."""
 
 
 def run(command: list[str | Path], cwd: Path, seconds: float, **environment: str) -> str:
@@ -26,8 +31,11 @@ def run(command: list[str | Path], cwd: Path, seconds: float, **environment: str
 
 
 def project_copy(tmp_path: Path) -> Path:
-    """The project in a folder that is no part of this repository."""
-    return Path(shutil.copytree(PROJECT, tmp_path / "project", ignore=shutil.ignore_patterns("__pycache__", ".*")))
+    """The project, with the examples among its tests, in a folder that is no part of this repository."""
+    ignored = shutil.ignore_patterns("__pycache__", ".*")
+    project = Path(shutil.copytree(PROJECT, tmp_path / "project", ignore=ignored))
+    (project / "tests" / "test_documented.py").write_text(DOCUMENTED)
+    return project
 
 
 @pytest.mark.timeout(180)  # ten seconds on an idle machine, mostly two imports of torch
