@@ -36,7 +36,8 @@ class Unusual(TinyMoE):
         self.calls[0] += 1
         with torch.no_grad():
             scale = self.temperature.exp()
-        decay = torch.stack([p.abs().sum() for p in self.parameters() if p.requires_grad and p.dim() > 1]).sum()
+        matrices = [p for p in self.parameters() if p.requires_grad and p.dim() == 2]  # experts are 3-D, and split
+        decay = torch.stack([p.abs().sum() for p in matrices]).sum()
         return self.head(self.norm(h)) * scale, decay
 
 
