@@ -28,7 +28,7 @@ from ep_fx.capture import (
     build_graph,
     find_experts,
     outside_modes,
-    parameter_placeholder,
+    placeholder_names,
     stack_experts,
     top_k_of,
     trace_joint,
@@ -152,11 +152,10 @@ class _Plan:
 
     def parameters(self) -> list[ParameterSpec]:
         """All parameters as they stand now."""
+        named = dict(self.model.named_parameters())
         return [
-            ParameterSpec(
-                name, parameter_placeholder(name), p.dtype, p.requires_grad, self.layouts[name], self.units[name]
-            )
-            for name, p in self.model.named_parameters()
+            ParameterSpec(name, placeholder, p.dtype, p.requires_grad, self.layouts[name], self.units[name])
+            for (name, p), placeholder in zip(named.items(), placeholder_names("param", named), strict=True)
         ]
 
     def lines(self) -> list[str]:

@@ -1,6 +1,6 @@
 """From an unmodified model to a clean joint graph. Private torch API is used here, in `sharding` and in `ops` only."""
 
-from ep_fx.capture.build import build_graph, parameter_placeholder
+from ep_fx.capture.build import build_graph, placeholder_names
 from ep_fx.capture.experts import (
     Experts,
     Stack,
@@ -29,7 +29,7 @@ __all__ = [
     "drop_caches",
     "find_experts",
     "fold",
-    "parameter_placeholder",
+    "placeholder_names",
     "outside_modes",
     "refuse_caches",
     "register_experts",

@@ -7,7 +7,8 @@ after    named placeholders (parameters, buffers, inputs, tangents), named regio
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import count
 from typing import Any
 
 import torch
@@ -79,18 +80,19 @@ def build_graph(
     return built
 
 
-def _safe(name: str) -> str:
-    return re.sub(r"\W", "_", name)
-
-
 def _placeholder_names(parameters: Sequence[ParameterSpec], buffers: Sequence[str], trace: Trace) -> list[str]:
-    inputs = [f"input_{_safe(path)}" for path in trace.guards.paths]
-    return [*(p.placeholder for p in parameters), *(f"buffer_{_safe(b)}" for b in buffers), *inputs]
+    given = [*placeholder_names("buffer", buffers), *placeholder_names("input", trace.guards.paths)]
+    return [*(p.placeholder for p in parameters), *given]
 
 
-def parameter_placeholder(name: str) -> str:
-    """Name of the placeholder of the parameter `name`."""
-    return f"param_{_safe(name)}"
+def placeholder_names(kind: str, names: Iterable[str]) -> list[str]:
+    """The placeholders of the parameters, buffers or inputs called `names`: ``a.b_c`` and ``a_b.c`` get two."""
+    found: dict[str, None] = {}
+    for name in names:
+        plain = f"{kind}_{re.sub(r'[^0-9A-Za-z_]', '_', name)}"
+        candidates = (plain if number == 1 else f"{plain}__{number}" for number in count(1))
+        found[next(c for c in candidates if c not in found)] = None
+    return list(found)
 
 
 def _placeholder(graph: fx.Graph, name: str, like: fx.Node, phase: Phase = Phase.FORWARD) -> fx.Node:
@@ -181,4 +183,4 @@ def _regions(
     return tuple(regions)
 
 
-__all__ = ["build_graph", "parameter_placeholder"]
+__all__ = ["build_graph", "placeholder_names"]
