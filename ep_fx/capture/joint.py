@@ -6,7 +6,7 @@ Parameters have the shape a rank sees when they are unsharded (experts local ove
 symbols, experts are ``dispatch ... combine`` regions. The tangents are marked by an op while the trace runs and become
 placeholders afterwards, so that no probing run is needed.
 
-Private torch API used here: ``make_fx``, ``get_decompositions``, ``FakeTensorMode``, ``ShapeEnv``, ``TracingContext``,
+Private torch API used here: ``make_fx``, ``FakeTensorMode``, ``ShapeEnv``, ``TracingContext``,
 ``enable_python_dispatcher`` (without it C++ composites read sizes and specialise silently), ``_reparametrize_module``,
 ``_disable_current_modes``.
 """
@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._decomp import get_decompositions
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
@@ -40,9 +39,6 @@ from ep_fx.capture.outputs import drop_caches, without_caches
 from ep_fx.capture.positions import counted_positions
 from ep_fx.capture.products import GroupedProducts
 from ep_fx.capture.untouched import refuse_rebound_buffers, untouched
-
-_TAKEN_APART: dict[Any, Any] = dict(get_decompositions([torch.ops.aten.softplus_backward]))
-"""Operators whose fake kernel gives other strides than the real one, so that a traced view would fail."""
 
 
 @dataclass
@@ -87,6 +83,7 @@ def trace_joint(
     """
     env = ShapeEnv()
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env)
+    mode.cache_enabled = False  # with symbolic sizes its keys cost more than the kernels that it saves
     parameters = dict(model.named_parameters())
     buffers = dict(model.named_buffers())
     with mode:
@@ -102,7 +99,7 @@ def trace_joint(
     flat = (*fake_parameters.values(), *fake_buffers.values(), *tensors)
     with untouched(model), install(experts), without_caches(model), counted_positions(), _tracing(mode, gradients):
         try:
-            module = make_fx(step, _TAKEN_APART, record_stack_traces=True)(*flat)
+            module = make_fx(step, record_stack_traces=True)(*flat)
         except GuardOnDataDependentSymNode as error:
             raise _refusal(model, step.failure, error) from error
     guards = Guards(inputs.paths, symbols, static, relations_of(env, symbols))

@@ -1,8 +1,9 @@
 """A capture leaves the model as it found it: attributes, hooks and buffers are restored, and leaks are refused.
 
 A model that stores a tensor on itself in forward would keep a fake tensor, and the stored value would be frozen at
-capture: that is refused by name. So is a buffer that forward rebinds (``self.c = self.c + 1``), whose update a graph
-would silently lose; an in-place update (``self.c.add_(1)``) is kept.
+capture: that is refused by name, except for what models of transformers keep for the next step of a generation. So is a
+buffer that forward rebinds (``self.c = self.c + 1``), whose update a graph would silently lose; an in-place update
+(``self.c.add_(1)``) is kept.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _HOOKS = (
     "_backward_pre_hooks",
 )
 _OWN = ("_parameters", "_buffers", "_modules", *_HOOKS)
+_FOR_GENERATION = ("rope_deltas",)
+"""Attributes of transformers' models that only a call with a generation cache reads."""
 
 
 @contextmanager
@@ -54,13 +57,17 @@ def untouched(model: nn.Module) -> Iterator[None]:
 def _refuse_stored_tensors(model: nn.Module, attributes: dict[nn.Module, dict[str, Any]]) -> None:
     for path, module in model.named_modules():
         for name, value in module.__dict__.items():
-            if name in _OWN or attributes[module].get(name) is value:
+            if name in _OWN or attributes[module].get(name) is value or _is_for_generation(module, name):
                 continue
             if any(isinstance(x, (FakeTensor, torch.SymInt)) for x in pytree.tree_leaves(value)):
                 raise ValueError(
                     f"{path or type(model).__name__}.{name}: forward stores a tensor on the module; it would be frozen "
                     f"at capture and carry state between micro-batches. Return it from forward instead"
                 )
+
+
+def _is_for_generation(module: nn.Module, name: str) -> bool:
+    return name in _FOR_GENERATION and type(module).__module__.startswith("transformers.")
 
 
 def refuse_rebound_buffers(model: nn.Module, given: dict[str, torch.Tensor]) -> None:

@@ -1,4 +1,7 @@
-"""Emit graphs for PyTorch's own eager kernels: CPU and CUDA run the dialect as it is.
+"""Emit graphs for PyTorch's own eager kernels: CPU and CUDA run the dialect as it is, with one change.
+
+Some kernels lay out their results otherwise than their fake twins said (softplus_backward, padding that only cuts), so
+a view that was traced where eager would copy may not exist: views are emitted as ``reshape``, which copies if it must.
 
 Private torch API used here: ``_BoxedCodeGen``, by which the generated code takes its arguments from a list that it
 empties, so that each saved value is freed at its last use in backward; ``_AutoDispatchBelowAutograd``: the graph was
@@ -18,7 +21,10 @@ from torch import fx
 from torch.fx.graph import _BoxedCodeGen
 
 from ep_fx.graph import info_of, target_name
+from ep_fx.graph.aliases import Aliases
+from ep_fx.graph.effects import written_by
 
+aten = torch.ops.aten
 Boxed = Callable[[list[Any]], Any]
 
 
@@ -28,6 +34,7 @@ def emit(graph: fx.Graph, constants: Mapping[str, torch.Tensor]) -> Boxed:
     Args:
         constants: tensors that ``get_attr`` nodes name.
     """
+    _let_views_copy(graph)
     graph.set_codegen(_BoxedCodeGen())
     named = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
     module = fx.GraphModule({name: constants[name] for name in named}, graph)
@@ -59,3 +66,12 @@ def _failed(error: Exception, source: CodeType) -> str:
         return ""
     line = linecache.getline(source.co_filename, frame.tb_lineno)  # torch.fx registers its code there
     return line.partition("=")[0].partition(":")[0].strip()
+
+
+def _let_views_copy(graph: fx.Graph) -> None:
+    """Every view whose memory nobody writes becomes a reshape; a write must reach all who share the memory."""
+    aliases = Aliases(graph.nodes)
+    written = {memory for node in graph.nodes for value in written_by(node) for memory in aliases.memory(value)}
+    for node in graph.find_nodes(op="call_function", target=aten.view.default):
+        if written.isdisjoint(aliases.memory(node)):
+            node.target = aten.reshape.default

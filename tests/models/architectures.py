@@ -133,7 +133,7 @@ def randomise(model: nn.Module, seed: int) -> None:
             if parameter.dim() >= 2:
                 parameter.copy_(noise(parameter, 0.08))
             else:
-                parameter.add_(noise(parameter, 0.05))
+                parameter.add_(noise(parameter, 0.15))
         for buffer in model.buffers():
             if buffer.any() or not buffer.numel():
                 continue

@@ -39,3 +39,25 @@ def test_an_error_names_the_node_its_module_and_its_source() -> None:
     assert error.value.__notes__ == [
         "raised by %add_tensor = aten::add, backward, module 'blocks.0.mlp' (model.py:7)"
     ]
+
+
+def _flattened(write: bool) -> fx.Graph:
+    """x [2, 3] -> view(x, [6]), and in place x + 1 where asked."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    flat = graph.call_function(torch.ops.aten.view.default, (x, [6]))
+    if write:
+        graph.call_function(torch.ops.aten.add_.Scalar, (x, 1))
+    graph.output(flat)
+    return graph
+
+
+def test_a_view_of_strides_other_than_those_traced_copies() -> None:
+    transposed = torch.arange(6).view(3, 2).t()
+    assert emit(_flattened(write=False), {})([transposed]).tolist() == transposed.flatten().tolist()
+
+
+def test_a_view_of_memory_that_is_written_stays_a_view() -> None:
+    assert emit(_flattened(write=True), {})([torch.zeros(2, 3)]).tolist() == [1] * 6
+    with pytest.raises(RuntimeError, match="view size is not compatible"):
+        emit(_flattened(write=True), {})([torch.zeros(3, 2).t()])

@@ -66,10 +66,11 @@ def find_experts(
     if whole and plan is None and reasons:
         raise ValueError(_not_recognised(list(reasons.values())))
     modules = dict(model.named_modules())
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
     found = []
     for path, family in families.items():
         ep, tp = (sizes.get(dim, 1) if dim in chosen.get(path, ()) else 1 for dim in _DIMS)
-        found.append(_describe(path, modules[path], family, ep, tp))
+        found.append(_describe(path, modules[path], family, ep, tp, first))
     return found
 
 
@@ -79,7 +80,8 @@ def _family(module: nn.Module) -> Family | None:
     return next((family for family in FAMILIES if family.accepts(module)), None)
 
 
-def _describe(path: str, module: nn.Module, family: Family, ep: int, tp: int) -> Experts:
+def _describe(path: str, module: nn.Module, family: Family, ep: int, tp: int, first: Mapping[int, str]) -> Experts:
+    """What is known of one module; parameters tied to another's go by the name that the model gives them first."""
     known = registration(module)
     if known is not None and (reason := known.refuses(module, ep)):
         raise ValueError(f"{path} ({type(module).__name__}, {where(module)}): {reason}")
@@ -93,8 +95,10 @@ def _describe(path: str, module: nn.Module, family: Family, ep: int, tp: int) ->
             for name, p in module.named_parameters()
             if p.dim() > 0 and p.shape[0] == number and _is_of_experts(name, family, lists)
         }
+    names = {full_name(path, name): first.get(id(p), full_name(path, name)) for name, p in own.items()}
     cuts = find_cuts(path, module, family, own, tp) if tp > 1 else {}
-    return Experts(path, module, family.name, number, tuple(full_name(path, name) for name in own), ep, tp, cuts)
+    cuts = {names[name]: cut for name, cut in cuts.items()}
+    return Experts(path, module, family.name, number, tuple(names.values()), ep, tp, cuts)
 
 
 def _named(path: str, module: nn.Module, number: int, names: Sequence[str]) -> dict[str, nn.Parameter]:
