@@ -9,11 +9,14 @@ EXTRAS := hf,viz,test,dev
 # torchtitan, for the tests of its MoE block: what it imports for that, and nothing of what it wants for training
 BARE   := torchtitan spmd_types tyro docstring_parser
 
+# of the browser tests alone, installed beside the environment
+BROWSER := build/playwright
+
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-all mutate lint golden bench docs clean
+.PHONY: help env demo test test-all test-browser mutate lint golden bench docs clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 	@printf '\n  variables: PYTHON=%s VENV=%s ARGS="more arguments for the command", e.g. make test ARGS="-k fsdp -x"\n' '$(PYTHON)' '$(VENV)'
 
 env: $(STAMP)  ## make .venv with the package and all pinned tools (once; again when the pins change)
@@ -29,7 +32,7 @@ demo: env  ## a tiny MoE on 4 local ranks: transform, verify, picture, train
 	$(BIN)/python examples/demo.py $(ARGS)
 
 test: env  ## the default suite, no device needed; budget: 6 minutes on 2 cores
-	$(BIN)/python -m pytest -q -m "not slow and not gpu" $(ARGS)
+	$(BIN)/python -m pytest -q -m "not slow and not gpu and not browser" $(ARGS)
 
 test-all: env  ## everything, slow tests too (and GPU tests where there is one); budget: 30 minutes
 	$(BIN)/python -m pytest -q $(ARGS)
@@ -38,6 +41,11 @@ lint: env  ## ruff, mypy --strict, and the layers (import-linter)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+test-browser: env  ## graph.html in a headless Chromium without network, not part of CI; skips with a reason where it cannot run
+	@test -d $(BROWSER)/playwright || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --target $(BROWSER) playwright || echo 'make test-browser: pip could not install playwright, see above' >&2
+	@command -v chromium chromium-browser google-chrome >/dev/null || { test "$$(id -u)" = 0 && apt-get install -y -qq chromium; } || echo 'make test-browser: no chromium (Debian: apt-get install chromium)' >&2
+	PYTHONPATH=$(BROWSER) $(BIN)/python -m pytest -q -m browser tests/browser $(ARGS)
 
 mutate: env  ## break 1,000 graphs at random and see which the rules catch; prints the table; budget: 25 minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.testing.mutate $(ARGS)
@@ -48,8 +56,9 @@ golden: env  ## rewrite the golden files after a wished change of the graph's te
 bench: env  ## step time against eager FSDP2 + EP on 4 local ranks, capture time, rules on 100,000 nodes; ARGS="--pairs 30"
 	$(BIN)/python -m benchmarks $(ARGS)
 
-docs: env  ## regenerate the parts of docs/ that come from the graph
+docs: env  ## regenerate the parts of docs/ that come from the graph, and the pictures of docs/gallery.md
 	$(BIN)/python -m docs.generate $(ARGS)
+	$(BIN)/python -m docs.gallery $(ARGS)
 
 clean:  ## remove .venv, caches and build outputs
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

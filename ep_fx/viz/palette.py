@@ -26,11 +26,11 @@ class ArrowStyle(NamedTuple):
 
 BOXES: dict[Kind, BoxStyle] = {
     Kind.UNSHARD: BoxStyle("#ccece3", "#007a59", "unshard: gather parameters"),
-    Kind.RESHARD: BoxStyle("#fbf6b8", "#8c7d00", "reshard: free them", dashed=True),
-    Kind.REDUCE: BoxStyle("#fadcc8", "#c45200", "reduce gradients"),
+    Kind.RESHARD: BoxStyle("#fbf6b8", "#4d4500", "reshard: free them", dashed=True),
+    Kind.REDUCE: BoxStyle("#fadcc8", "#b84600", "reduce gradients"),
     Kind.DISPATCH: BoxStyle("#cbe2f3", "#0072b2", "dispatch: rows to experts"),
     Kind.COMBINE: BoxStyle("#f5deeb", "#a84f82", "combine: rows back"),
-    Kind.CONTEXT: BoxStyle("#fde7b5", "#b97a00", "dispatch context"),
+    Kind.CONTEXT: BoxStyle("#fde7b5", "#c08200", "dispatch context"),
     Kind.EXCHANGE: BoxStyle("#e3f3fd", "#2b8ccb", "exchange of counts"),
     Kind.SUM: BoxStyle("#dfe3e8", "#22272e", "sum over tp: parts of experts"),
     Kind.WAIT: BoxStyle("#ffffff", "#5b6675", "wait", dashed=True),

@@ -43,7 +43,20 @@ const SHAPES = {
 
 // A cross, its arms `a` wide to each side.
 function plus(a) {
-  return [[-a, -1], [a, -1], [a, -a], [1, -a], [1, a], [a, a], [a, 1], [-a, 1], [-a, a], [-1, a], [-1, -a], [-a, -a]];
+  return [
+    [-a, -1],
+    [a, -1],
+    [a, -a],
+    [1, -a],
+    [1, a],
+    [a, a],
+    [a, 1],
+    [-a, 1],
+    [-a, a],
+    [-1, a],
+    [-1, -a],
+    [-a, -a],
+  ];
 }
 
 export const hasGlyph = kind => kind in SHAPES || kind === KIND.context;

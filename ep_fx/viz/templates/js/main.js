@@ -79,6 +79,7 @@ function restore() {
   if (current === 'schedule' && wanted.get('axis') === 'order') setTimes(false);
   if (current === 'schedule' && wanted.has('from'))
     requestAnimationFrame(() => view.show(+wanted.get('from'), +wanted.get('to')));
+  if (view.goTo && wanted.has('at')) requestAnimationFrame(() => view.goTo(wanted.get('at')));
   if (current === 'passes' && wanted.has('step')) view.go(+wanted.get('step'));
   const node = wanted.get('node'),
     index = node ? model.columns.name.indexOf(node) : -1;

@@ -106,7 +106,8 @@ export class Passes {
   headline() {
     const host = this.host.querySelector('#verdict');
     if (!this.step) {
-      host.textContent = `As captured: ${plural(this.orders[0].length, 'node')}, before any pass. ` +
+      host.textContent =
+        `As captured: ${plural(this.orders[0].length, 'node')}, before any pass. ` +
         `Move the slider, or press \u2192.`;
       return;
     }

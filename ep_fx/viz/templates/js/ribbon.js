@@ -7,7 +7,7 @@ const LEFT = 92,
   RIGHT = 20,
   TOP = 14,
   STRIP = 34;
-export const CHANGE = {added: '#0072b2', removed: '#c45200', moved: '#a84f82'};
+export const CHANGE = {added: '#0072b2', removed: '#b84600', moved: '#a84f82'};
 
 export class Ribbon {
   constructor(view) {

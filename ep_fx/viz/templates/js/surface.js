@@ -159,11 +159,10 @@ export class Surface {
       high = text.length;
     while (low < high) {
       const middle = (low + high + 1) >> 1;
-      const cut = keepEnd ? `\u2026${text.slice(-middle)}` : `${text.slice(0, middle)}\u2026`;
-      if (this.measure(cut, font) <= room) low = middle;
+      if (this.measure(shortTo(text, middle, keepEnd), font) <= room) low = middle;
       else high = middle - 1;
     }
-    return low < Math.min(2, text.length) ? '' : keepEnd ? `\u2026${text.slice(-low)}` : `${text.slice(0, low)}\u2026`;
+    return low < Math.min(2, text.length) ? '' : shortTo(text, low, keepEnd);
   }
   box(x, y, w, h, radius, fill, stroke, line = 1.2, dash = null) {
     const {ctx} = this;
@@ -180,4 +179,9 @@ export class Surface {
     ctx.stroke();
     ctx.setLineDash([]);
   }
+}
+
+// The first `count` characters of a text, or the last, without the dot that would come first.
+function shortTo(text, count, keepEnd) {
+  return keepEnd ? `\u2026${text.slice(-count).replace(/^\./, '')}` : `${text.slice(0, count)}\u2026`;
 }

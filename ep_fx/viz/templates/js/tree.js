@@ -1,28 +1,9 @@
 // Modules as nested groups. In them stand atoms (one box of the picture: an operator with the elements of its result,
 // or a whole gather, dispatch, ..), runs (neighbouring operators of one module) and "alike" groups (repeated layers).
-import {KIND, LANE, plural} from './model.js';
+import {KIND, plural} from './model.js';
+import {makeAtoms, runs} from './atoms.js';
 
 export const STORED = '(parameters and buffers)';
-const VIEWS = new Set([
-  't',
-  'view',
-  'reshape',
-  'transpose',
-  'expand',
-  'unsqueeze',
-  'squeeze',
-  'slice',
-  'alias',
-  'detach',
-  'permute',
-  'unsafe_view',
-  'clone',
-  'to_copy',
-  'select',
-  'unbind',
-  'split',
-  'sym_size',
-]);
 
 export class Tree {
   constructor(model) {
@@ -80,54 +61,6 @@ export class Tree {
 
 function group(path, name, parent) {
   return {type: 'group', key: path, path, name, parent, owner: parent, groups: [], atoms: [], items: [], open: false};
-}
-
-// ---- atoms ----------------------------------------------------------------------------------------------------------
-function makeAtoms(model, atomOfNode) {
-  const atoms = [],
-    byBox = new Map(),
-    {ins} = model.neighbours();
-  for (let i = 0; i < model.count; i++) {
-    const box = model.atomOf(i),
-      number = model.columns.atom[i];
-    let atom = box ? byBox.get(number) : elementOf(model, i, ins, atomOfNode);
-    if (!atom) {
-      atom = {type: 'atom', key: `n${i}`, nodes: [], title: '', sub: '', lane: box ? box.lane : LANE.main};
-      atoms.push(atom);
-      if (box) byBox.set(number, Object.assign(atom, box));
-    }
-    atom.nodes.push(i);
-    atomOfNode[i] = atom;
-  }
-  for (const atom of atoms) {
-    describe(atom, model);
-    atom.reads = atom.nodes.flatMap(i => ins[i].map(e => model.edges.from[e]));
-  }
-  return atoms;
-}
-
-function elementOf(model, i, ins, atomOfNode) {
-  if (model.op(i) !== 'getitem' || ins[i].length !== 1) return null;
-  const source = model.edges.from[ins[i][0]];
-  return model.atomOf(source) || model.isBackward(source) !== model.isBackward(i) ? null : atomOfNode[source];
-}
-
-function describe(atom, model) {
-  const live = atom.nodes.filter(i => model.kind(i) !== KIND.placeholder);
-  const first = live.length ? live[0] : atom.nodes[0];
-  atom.first = first;
-  atom.pos = first;
-  atom.backward = model.isBackward(first);
-  atom.kind = model.kind(first);
-  if (live.length && atom.title) {
-    const main = live.find(i => ![KIND.wait, KIND.placeholder].includes(model.kind(i)));
-    if (main !== undefined) atom.kind = model.kind(main);
-  }
-  atom.path = model.path(first);
-  if (!atom.title) {
-    atom.title = live.length ? model.shortOp(first) : model.name(first);
-    atom.sub = model.type(first);
-  }
 }
 
 // ---- groups ---------------------------------------------------------------------------------------------------------
@@ -230,47 +163,4 @@ function together(groups) {
   };
   for (const inner of groups) inner.owner = made;
   return made;
-}
-
-// Neighbouring compute of one module and half, two operators or more, shares a foldable box.
-function runs(group, backward) {
-  const mine = group.atoms.filter(atom => atom.backward === backward).sort((a, b) => a.pos - b.pos);
-  const cuts = group.groups.map(child => child.half[+backward].pos).sort((a, b) => a - b);
-  const found = [];
-  let open = [],
-    cut = 0;
-  const close = () => {
-    if (open.length >= 2) found.push(makeRun(open, backward));
-    else found.push(...open);
-    open = [];
-  };
-  for (const atom of mine) {
-    if (cut < cuts.length && cuts[cut] < atom.pos) close();
-    while (cut < cuts.length && cuts[cut] < atom.pos) cut++;
-    if (atom.kind !== KIND.compute) close();
-    if (atom.kind !== KIND.compute) found.push(atom);
-    else open.push(atom);
-  }
-  close();
-  return found;
-}
-function makeRun(atoms, backward) {
-  const all = [...new Set(atoms.map(atom => atom.title))],
-    work = all.filter(name => !VIEWS.has(name)),
-    names = work.length ? work : all;
-  const nodes = atoms.reduce((n, atom) => n + atom.nodes.length, 0);
-  return {
-    type: 'run',
-    key: `${atoms[0].key}-run`,
-    items: atoms,
-    backward,
-    pos: atoms[0].pos,
-    kind: KIND.compute,
-    lane: LANE.main,
-    open: false,
-    nodes,
-    first: atoms[0].first,
-    title: names.slice(0, 4).join(', ') + (names.length > 4 ? ', \u2026' : ''),
-    sub: plural(nodes, 'node'),
-  };
 }
