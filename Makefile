@@ -44,7 +44,7 @@ lint: env  ## ruff, mypy --strict, and the layers (import-linter)
 
 test-browser: env  ## graph.html in a headless Chromium without network, not part of CI; skips with a reason where it cannot run
 	@test -d $(BROWSER)/playwright || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --target $(BROWSER) playwright || echo 'make test-browser: pip could not install playwright, see above' >&2
-	@command -v chromium chromium-browser google-chrome >/dev/null || { test "$$(id -u)" = 0 && apt-get install -y -qq chromium; } || echo 'make test-browser: no chromium (Debian: apt-get install chromium)' >&2
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || { test "$$(id -u)" = 0 && apt-get install -y -qq chromium; } || echo 'make test-browser: no chromium (Debian: apt-get install chromium)' >&2
 	PYTHONPATH=$(BROWSER) $(BIN)/python -m pytest -q -m browser tests/browser $(ARGS)
 
 mutate: env  ## break 1,000 graphs at random and see which the rules catch; prints the table; budget: 25 minutes

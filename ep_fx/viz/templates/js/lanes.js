@@ -166,9 +166,10 @@ function barTexts(view, bar) {
   if (bar.kind === KIND.wait) return ['wait'];
   const box = view.model.atomOf(bar.node);
   if (!box || bar.kind === KIND.compute) return [view.model.shortOp(bar.node)];
+  if (bar.kind !== KIND.unshard && bar.kind !== KIND.reduce) return [box.title];
   const cut = box.title.lastIndexOf(' ') + 1,
     verb = box.title.slice(0, cut);
-  return cut ? [...shorter(box.title.slice(cut)).map(path => verb + path), verb.trim()] : [box.title];
+  return [...shorter(box.title.slice(cut)).map(path => verb + path), verb.trim()];
 }
 
 export function drawLives(view, surface, rows, shift) {
