@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys, torch, torch.distributed as dist
@@ -21,6 +23,7 @@ sys.stdout.write(module.print_graph())
 """
 
 
+@pytest.mark.timeout(180)  # four interpreters start from nothing
 def test_four_ranks_with_four_hash_seeds_print_the_same_graph() -> None:
     running = [
         subprocess.Popen(

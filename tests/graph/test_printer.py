@@ -47,6 +47,7 @@ with fake_world(4):
 """
 
 
+@pytest.mark.timeout(180)  # interpreters start from nothing
 def test_same_bytes_in_every_process_whatever_the_hash_seed(text: str) -> None:
     """A graph by hand, and one that went through capture and all passes."""
     printed = []
