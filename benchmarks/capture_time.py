@@ -13,12 +13,10 @@ import time
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ep_fx
 from benchmarks.models import mixtral, token_ids
+from ep_fx.testing import fake_mesh
 
 BUDGET = 4.0
 
@@ -26,9 +24,7 @@ BUDGET = 4.0
 def capture_seconds(repeat: int) -> list[float]:
     """CPU seconds of each of `repeat` captures of a new model, in this process."""
     torch.set_num_threads(1)
-    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
-    try:
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "ep"))
+    with fake_mesh(fsdp=2, ep=2) as mesh:
         found = []
         for _ in range(repeat):
             module = ep_fx.transform(mixtral(layers=2), mesh)
@@ -36,8 +32,6 @@ def capture_seconds(repeat: int) -> list[float]:
             module.prepare(input_ids=token_ids(0))
             found.append(time.process_time() - start)
         return found
-    finally:
-        dist.destroy_process_group()
 
 
 def report(seconds: Sequence[float]) -> str:

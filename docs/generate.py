@@ -15,17 +15,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 import typer.main
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ep_fx
 from ep_fx.cli import app
 from ep_fx.cli.failure import MEANING
 from ep_fx.graph import MeshSpec, ParallelGraph, Phase, Role, find_regions, info_of, role_of
-from ep_fx.testing import assert_before
+from ep_fx.testing import assert_before, fake_world
 from ep_fx.testing.graph_index import ROLES
 from ep_fx.testing.mutate.base import operators
 from ep_fx.testing.select import dispatch, unshard
@@ -216,19 +214,19 @@ def generate(text: str) -> str:
 
 def main() -> int:
     """Writes, or with ``--check`` compares; returns the number of files that differ."""
-    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
     stale = 0
-    for path in sorted(DOCS.glob("*.md")):
-        old = path.read_text()
-        new = generate(old)
-        if new == old:
-            continue
-        stale += 1
-        if "--check" in sys.argv:
-            print(f"{path.name} is stale: run `make docs`")
-        else:
-            path.write_text(new)
-            print(f"{path.name} written")
+    with fake_world(4):
+        for path in sorted(DOCS.glob("*.md")):
+            old = path.read_text()
+            new = generate(old)
+            if new == old:
+                continue
+            stale += 1
+            if "--check" in sys.argv:
+                print(f"{path.name} is stale: run `make docs`")
+            else:
+                path.write_text(new)
+                print(f"{path.name} written")
     return stale if "--check" in sys.argv else 0
 
 

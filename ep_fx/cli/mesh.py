@@ -1,8 +1,4 @@
-"""A mesh of any size in one process: ``fsdp=64,ep=16`` becomes a DeviceMesh whose other ranks do not exist.
-
-Private torch API used here, and only here: ``torch.testing._internal.distributed.fake_pg`` (its collectives return at
-once and move nothing).
-"""
+"""A mesh of any size in one process: ``fsdp=64,ep=16`` becomes a DeviceMesh whose other ranks do not exist."""
 
 from __future__ import annotations
 
@@ -12,9 +8,9 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ep_fx.cli.failure import Code, FailedError
+from ep_fx.testing import fake_world
 
 
 def parse_mesh(text: str, world: int | None = None) -> dict[str, int]:
@@ -46,8 +42,5 @@ def fake_mesh(sizes: dict[str, int]) -> Iterator[DeviceMesh]:
     """The mesh of `sizes` on the CPU, seen from rank 0; its process groups end with the context."""
     if dist.is_initialized():
         raise FailedError(Code.INPUT, "this process is a rank of a real process group; run ep-fx in one of its own")
-    dist.init_process_group("fake", rank=0, world_size=math.prod(sizes.values()), store=FakeStore())
-    try:
+    with fake_world(math.prod(sizes.values())):
         yield init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    finally:
-        dist.destroy_process_group()

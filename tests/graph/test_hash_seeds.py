@@ -11,14 +11,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
-import sys, torch, torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
-import ep_fx
+import sys, torch, ep_fx
+from ep_fx.testing import fake_mesh
 from tests.models.tiny_moe import TinyMoE
-dist.init_process_group("fake", rank=int(sys.argv[1]), world_size=4, store=FakeStore())
-mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "ep"))
-module = ep_fx.transform(TinyMoE(vocabulary=7), mesh, example_inputs=(torch.zeros(2, 6, dtype=torch.long),))
+with fake_mesh(rank=int(sys.argv[1]), fsdp=2, ep=2) as mesh:
+    module = ep_fx.transform(TinyMoE(vocabulary=7), mesh, example_inputs=(torch.zeros(2, 6, dtype=torch.long),))
 sys.stdout.write(module.print_graph())
 """
 

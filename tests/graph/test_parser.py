@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import fx
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.testing import FileCheck
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ep_fx
 from ep_fx.graph import (
@@ -30,6 +28,7 @@ from ep_fx.graph import (
     print_graph,
 )
 from ep_fx.passes import default_pipeline
+from ep_fx.testing import fake_mesh
 from ep_fx.verify import verify
 from tests.capturing import captured
 from tests.hf.cases import everything
@@ -58,9 +57,8 @@ def round_trip(graph: ParallelGraph, types: bool = False) -> ParallelGraph:
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[DeviceMesh]:
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=6)
-    yield init_device_mesh("cpu", (3, 2), mesh_dim_names=("fsdp", "ep"))
-    dist.destroy_process_group()
+    with fake_mesh(fsdp=3, ep=2) as found:
+        yield found
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=str)

@@ -9,13 +9,12 @@ from typing import Any, ClassVar
 from unittest import mock
 
 import pytest
-import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.distributed.device_mesh import DeviceMesh
 
 import ep_fx
 from ep_fx.graph import ContractError, ParallelGraph, Pass, parse_pipeline, print_pipeline
 from ep_fx.passes import GROUP, DeadCode, ExpertParallel, Fsdp, _outside, default_pipeline, known_passes, pipeline_of
+from ep_fx.testing import fake_mesh
 from tests.models.hand_moe import HandMoE, tokens_for
 
 DEFAULT = "dead-code,expert-parallel,fsdp,dead-code"
@@ -46,9 +45,8 @@ def contributed(*points: tuple[str, str]) -> Any:
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[DeviceMesh]:
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-    yield init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "ep"))
-    dist.destroy_process_group()
+    with fake_mesh(fsdp=2, ep=2) as found:
+        yield found
 
 
 def transformed(mesh: DeviceMesh, **options: Any) -> ep_fx.EPModule:

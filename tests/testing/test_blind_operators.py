@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ep_fx
 from ep_fx.graph import ParallelGraph, split
+from ep_fx.testing import fake_world
 from ep_fx.testing.mutate.base import Operator, operators
 from tests.models.tiny_moe import TinyMoE
 
@@ -39,17 +38,16 @@ class Counting(nn.Module):
 @pytest.fixture(scope="module")
 def graphs() -> Iterator[list[ParallelGraph]]:
     """A plain model, and one that is uneven and replicated, with shared experts, buffers, dropout, grouped products."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
     ids = torch.zeros(2, 6, dtype=torch.long)
     uneven = TinyMoE(dim=12, hidden=8, num_experts=6, vocabulary=31, shared=True, grouped=True, scores="keyword")
-    yield [
-        ep_fx.transform(model, init_device_mesh("cpu", sizes, mesh_dim_names=names), example_inputs=(ids,)).graph
-        for model, sizes, names in (
-            (TinyMoE(), (2, 2), ("fsdp", "ep")),
-            (Counting(uneven, 31), (2, 1, 2), ("replicate", "fsdp", "ep")),
-        )
-    ]
-    dist.destroy_process_group()
+    with fake_world(4):
+        yield [
+            ep_fx.transform(model, init_device_mesh("cpu", sizes, mesh_dim_names=names), example_inputs=(ids,)).graph
+            for model, sizes, names in (
+                (TinyMoE(), (2, 2), ("fsdp", "ep")),
+                (Counting(uneven, 31), (2, 1, 2), ("replicate", "fsdp", "ep")),
+            )
+        ]
 
 
 def plain_text(graph: ParallelGraph) -> str:

@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import fx, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ep_fx
 from ep_fx.graph import ParallelGraph, Role
+from ep_fx.testing import fake_mesh
 from ep_fx.verify import verify
 from tests.models.tiny_moe import TinyMoE, token_ids
 
@@ -48,8 +46,6 @@ def shared_expert() -> nn.Module:
 @pytest.fixture(scope="module")
 def captured() -> Iterator[Any]:
     """``captured(make, **options)``: the graph of a model on a fake mesh fsdp 3 x ep 2, dense cuts uneven."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=6)
-    mesh = init_device_mesh("cpu", (3, 2), mesh_dim_names=("fsdp", "ep"))
     graphs: dict[str, ParallelGraph] = {}
 
     def graph(make: Callable[[], nn.Module] = shared_expert, **options: Any) -> ParallelGraph:
@@ -58,8 +54,8 @@ def captured() -> Iterator[Any]:
             graphs[key] = ep_fx.transform(make(), mesh, example_inputs=(token_ids(0),), **options).graph
         return graphs[key]
 
-    yield graph
-    dist.destroy_process_group()
+    with fake_mesh(fsdp=3, ep=2) as mesh:
+        yield graph
 
 
 def first_input(node: fx.Node) -> fx.Node:

@@ -7,14 +7,13 @@ from typing import Any, cast
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.distributed.device_mesh import DeviceMesh
 
 import ep_fx
 from ep_fx.graph import ParallelGraph, Role, is_backward, role_of
+from ep_fx.testing import fake_mesh
 from ep_fx.verify import VerificationError, verify
 from tests.capturing import captured
 from tests.models.moe import MoE
@@ -26,9 +25,8 @@ aten, c10d = torch.ops.aten, torch.ops._c10d_functional
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[DeviceMesh]:
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
-    yield init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("fsdp", "ep", "tp"))
-    dist.destroy_process_group()
+    with fake_mesh(fsdp=2, ep=2, tp=2) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
