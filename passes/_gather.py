@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from ep_fx.graph import Layout, NodeInfo, ParallelGraph, ParameterSpec, Phase, copy_info, info_of, set_info
-from ep_fx.passes._uses import ParameterUses, Span
+from ep_fx.passes._uses import ParameterUses, Span, is_size
 
 ops = torch.ops.ep_fx
 
@@ -121,6 +121,6 @@ def _recompute(
     if source not in again:
         parent = _recompute(graph, uses, uses.parents[source], again, before)
         with graph.graph.inserting_before(before):
-            again[source] = graph.graph.node_copy(source, lambda _: parent)
+            again[source] = graph.graph.node_copy(source, lambda node: node if is_size(node) else parent)
         copy_info(again[source], source, phase=Phase.BACKWARD)
     return again[source]

@@ -30,6 +30,11 @@ class Span(NamedTuple):
     last: fx.Node
 
 
+def is_size(node: fx.Node) -> bool:
+    """Whether `node` is a number, such as a size of the batch that a view takes."""
+    return isinstance(node.meta.get("val"), (int, torch.SymInt))
+
+
 class ParameterUses:
     """Uses of every parameter, found in one walk.
 
@@ -86,7 +91,7 @@ class ParameterUses:
         return unread
 
     def _derive(self, node: fx.Node) -> None:
-        inputs = node.all_input_nodes
+        inputs = [a for a in node.all_input_nodes if not is_size(a)]
         if len(inputs) == 1 and inputs[0] in self.derived and (alias_sources(node) or node.target in _CASTS):
             self.derived[node] = self.derived[inputs[0]]
             self.parents[node] = inputs[0]
