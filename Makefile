@@ -13,7 +13,7 @@ BARE   := torchtitan spmd_types tyro docstring_parser
 BROWSER := build/playwright
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-all test-browser mutate lint golden bench docs clean
+.PHONY: help env demo test test-all test-browser models mutate lint golden bench docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -46,6 +46,10 @@ test-browser: env  ## graph.html in a headless Chromium without network, not par
 	@test -d $(BROWSER)/playwright || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --target $(BROWSER) playwright || echo 'make test-browser: pip could not install playwright, see above' >&2
 	@command -v chromium || command -v chromium-browser || command -v google-chrome || { test "$$(id -u)" = 0 && apt-get install -y -qq chromium; } || echo 'make test-browser: no chromium (Debian: apt-get install chromium)' >&2
 	PYTHONPATH=$(BROWSER) $(BIN)/python -m pytest -q -m browser tests/browser $(ARGS)
+
+models: env  ## every MoE family of transformers on 4 local ranks; rewrites docs/models.md; budget: 20 minutes
+	$(BIN)/python -m pytest -q -m models --record-models tests/models/matrix $(ARGS)
+	$(BIN)/python -m docs.generate
 
 mutate: env  ## break 1,000 graphs at random and see which the rules catch; prints the table; budget: 25 minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.testing.mutate $(ARGS)

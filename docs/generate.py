@@ -7,6 +7,7 @@ enough: nothing runs, graphs are only captured, rewritten and read. ``--check`` 
 from __future__ import annotations
 
 import functools
+import json
 import random
 import re
 import sys
@@ -189,6 +190,21 @@ def _failure() -> str:
     raise RuntimeError("the assertion did not notice")
 
 
+def _models() -> str:
+    """The matrix of architectures, from what `make models` recorded."""
+    rows = json.loads((DOCS / "models.json").read_text())
+    meshes = sorted({mesh for row in rows.values() for mesh in row["meshes"]}, reverse=True)
+    head = ["architecture", "model", "experts", "flags", *(f"{mesh}: output, gradient" for mesh in meshes), "remarks"]
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for name, row in rows.items():
+        errors = (row["meshes"].get(mesh) for mesh in meshes)
+        cells = [f"{e['output']}, {e['gradient']}" if e else "" for e in errors]
+        remark = f"refused: `{row['refused']}`" if row["refused"] else row["remark"]
+        first = (name, f"`{row['model']}`", f"`{row['experts']}`", row["flags"])
+        lines.append("| " + " | ".join([*first, *cells, remark]) + " |")
+    return "\n".join(lines) + "\n"
+
+
 GENERATED: dict[str, Callable[[], str]] = {
     "reductions-fsdp2-ep2": lambda: _reductions(fsdp=2, ep=2),
     "reductions-fsdp1-ep4": lambda: _reductions(fsdp=1, ep=4),
@@ -204,6 +220,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "gradient": lambda: _example("gradient", "blocks.0.experts.w1"),
     "selector-words": _words,
     "assertion-failure": _failure,
+    "models": _models,
 }
 
 

@@ -12,6 +12,10 @@ pytest_plugins = ["pytest_ep_fx", "pytester"]
 collect_ignore = ["downstream"]  # a project of its own, run by testing/test_downstream.py
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-models", action="store_true", help="enter what the matrix of models measures in docs/")
+
+
 def pytest_configure() -> None:
     """One thread here as on the ranks: tiny products gain nothing from more, and spinning threads starve the ranks."""
     torch.set_num_threads(1)

@@ -59,12 +59,15 @@ class Architecture:
         family: folder of the family in ``transformers.models``.
         model: class of the model.
         config: class of its config.
-        moe_layers: number of experts modules.
+        moe_layers: how often experts run in one forward; those of a layer that runs twice count twice.
         fields: fields of the config; those of a part of it (``text_config``) under the part's name.
         aux: the model takes ``output_router_logits`` and returns an auxiliary loss.
         inputs: which inputs the model takes: ids (``causal``: with labels), or as told in `inputs_of`.
         decorated: its experts carry ``use_experts_implementation``.
         variant: tells rows of one family apart.
+        refused: what the error names, for a forward that no graph can carry.
+        dynamic: sizes stay free in the matrix; False where unrolled loops over chunks make that slow (14 s for 1 s).
+        remark: for the table in the docs.
     """
 
     family: str
@@ -76,6 +79,9 @@ class Architecture:
     inputs: Literal["causal", "ids", "embeds", "canvas", "seq2seq", "image"] = "causal"
     decorated: bool = True
     variant: str = ""
+    refused: str = ""
+    dynamic: bool = True
+    remark: str = ""
 
     @property
     def name(self) -> str:

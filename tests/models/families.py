@@ -1,15 +1,17 @@
 """The rows: every family of transformers with decorated experts, then the families with experts of another form."""
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tests.models.architectures import GROUPS, INDEXER, LAST_LAYER, LATENT, Architecture
 
 _DENSE_FIRST: dict[str, Any] = {"first_k_dense_replace": 1}
 _INKLING: dict[str, Any] = {
-    "unpadded_vocab_size": 120, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 16,
-    "sliding_window_size": 4, "d_rel": 4, "rel_extent": 16,
+    "vocab_size": 136, "unpadded_vocab_size": 128, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2,
+    "swa_head_dim": 16, "sliding_window_size": 4, "d_rel": 4, "rel_extent": 16,
 }
+_INDEXED = ["linear_attention", "indexed_attention"]
 _BLOCKS: dict[str, Any] = {
     "index_n_heads": 2, "index_head_dim": 16, "index_block_size": 2, "index_topk_blocks": 2, "rotary_dim": 8,
     "dense_intermediate_size": 96,
@@ -61,13 +63,14 @@ ROWS: tuple[Architecture, ...] = (
     _causal("minimax", "MiniMax", aux=True, block_size=4),
     _causal("minimax_m2", "MiniMaxM2", aux=True),
     _causal("jamba", "Jamba", aux=True, moe_layers=1, num_hidden_layers=4, attn_layer_period=2, attn_layer_offset=1,
-            expert_layer_period=4, expert_layer_offset=1, use_mamba_kernels=False),
+            expert_layer_period=4, expert_layer_offset=1),
     _causal("mellum", "Mellum", aux=True, layer_types=["full_attention", "sliding_attention"], sliding_window=4),
     _causal("flint", "Flint", aux=True, sliding_window=4, mlp_only_layers=[],
             layer_types=["full_attention", "sliding_attention"]),
     _causal("kolibri1", "Kolibri1", sliding_window=4),
     _causal("laguna", "Laguna", aux=True, moe_layers=1, sliding_window=4),
-    _causal("lara_mini", "LaraMini", aux=True, num_hidden_layers=4, moe_layers=4, sliding_window=4),
+    _causal("lara_mini", "LaraMini", aux=True, num_hidden_layers=3, moe_layers=3, sliding_window=4,
+            layer_types=["linear_attention", "sliding_attention", "full_attention"]),
     _causal("lfm2_moe", "Lfm2Moe", moe_layers=1, num_dense_layers=1, layer_types=["conv", "full_attention"]),
     _causal("cohere2_moe", "Cohere2Moe", sliding_window=4, sliding_window_pattern=2),
     _causal("afmoe", "Afmoe", moe_layers=1, sliding_window=4),
@@ -99,7 +102,7 @@ ROWS: tuple[Architecture, ...] = (
     _causal("mistral4", "Mistral4", **LATENT),
     _causal("nemotron_h", "NemotronH", moe_layers=1, layers_block_type=["mamba", "moe", "attention"],
             num_hidden_layers=3, mamba_num_heads=8, mamba_head_dim=16, ssm_state_size=16, n_groups=2, chunk_size=4,
-            use_mamba_kernels=False, moe_shared_expert_intermediate_size=48),
+            moe_shared_expert_intermediate_size=48),
     _causal("solar_open", "SolarOpen"),
     # the language model of a wrapper
     Architecture("aria", "AriaTextForCausalLM", "AriaTextConfig", 2, {"moe_num_shared_experts": 1}),
@@ -107,11 +110,12 @@ ROWS: tuple[Architecture, ...] = (
           hidden_size_per_layer_input=8, global_head_dim=16),
     _text("inkling", "Inkling", moe_layers=1, mlp_layer_types=["dense", "sparse"], **_INKLING),
     _text("inkling2", "Inkling2", n_layers_per_attn_res_block=1, **_INKLING),
-    _text("inkling2_loop", "Inkling2Loop", num_hidden_layers=3, moe_layers=3, n_layers_per_attn_res_block=1,
+    _text("inkling2_loop", "Inkling2Loop", num_hidden_layers=3, moe_layers=4, n_layers_per_attn_res_block=1,
           loop_layer_index_start=1, loop_layer_index_end=2, loop_num_passes=2, loop_gate_rank=8, **_INKLING),
     _text("minimax_m3_vl", "MiniMaxM3VL", aux=True, layer_types=["full_attention", "minimax_m3_sparse"], **_BLOCKS),
     _text("qwen3_5_moe", "Qwen3_5Moe", aux=True, layer_types=["linear_attention", "full_attention"]),
-    _text("qwen4_exp", "Qwen4Exp", aux=True, layer_types=["linear_attention"] * 2, hc_lowrank=8),
+    _text("qwen4_exp", "Qwen4Exp", aux=True, layer_types=["linear_attention"] * 2, hc_lowrank=8,
+          use_cache=False),
     # wrappers
     _wrapper("aria", "Aria", variant="wrapper", text_config={"moe_num_shared_experts": 1}),
     _wrapper("deepseek_ocr2", "DeepseekOcr2", moe_layers=1, text_config=LAST_LAYER),
@@ -125,7 +129,8 @@ ROWS: tuple[Architecture, ...] = (
     _wrapper("glm5_next", "Glm5Next", moe_layers=1,
              text_config={**LATENT, **LAST_LAYER, "qk_rope_head_dim": 0, "hc_mult": 4, "hc_sinkhorn_iters": 2,
                           "index_topk": 4, "index_kpool": 2, "index_n_heads": 2, "index_head_dim": 16,
-                          "indexer_types": ["full", "full"], "layer_types": ["linear_attention"] * 2}),
+                          "indexer_types": ["full", "full"], "layer_types": ["linear_attention"] * 2,
+                          "use_cache": False}),
     _wrapper("hy_v4_vl", "HYV4VL", moe_layers=1,
              text_config={**LATENT, **INDEXER, **LAST_LAYER, "hc_mult": 4, **_sections(2, 1, 1)}),
     _wrapper("mistral_large4", "MistralLarge4", moe_layers=1, text_config={**LATENT, **INDEXER, **LAST_LAYER}),
@@ -142,6 +147,37 @@ ROWS: tuple[Architecture, ...] = (
                  {"canvas_length": 8, "text_config": {"sliding_window": 4, "global_head_dim": 16}}, inputs="canvas"),
     Architecture("openai_privacy_filter", "OpenAIPrivacyFilterModel", "OpenAIPrivacyFilterConfig", 2, inputs="ids"),
 )
+
+
+_CHUNKED = {
+    "bailing_hybrid", "deepseek_v4", "glm5_next", "granitemoehybrid", "jamba", "kimi_linear", "lara_mini", "nemotron_h",
+    "qwen3_5_moe", "qwen3_next", "qwen4_exp",
+}
+"""Families with unrolled loops over chunks of a sequence."""
+_REMARKS = {
+    "diffusion_gemma": "encoder and decoder share their experts: four modules, two sets of weights",
+    "dots3_note": "the experts of the image tower are not run by text",
+    "ernie4_5_vl_moe": "the experts for images are not run by text",
+    "gpt_oss": "interleaved gate, limits",
+    "glm5_next": "without its layers of sparse attention, see below",
+    "inkling2_loop": "one layer runs twice a forward",
+    "muse_spark": "a norm after each expert",
+    "qwen4_exp": "without its layers of sparse attention, see below",
+    "zaya": "the router's state goes from layer to layer; one class of the router means no expert",
+}
+ROWS = tuple(
+    replace(row, dynamic=row.family not in _CHUNKED, remark=_REMARKS.get(row.family, "")) for row in ROWS
+)
+
+
+def _row(family: str) -> Architecture:
+    return next(architecture for architecture in ROWS if architecture.family == family)
+
+
+def _variant(family: str, variant: str, refused: str, **fields: Any) -> Architecture:
+    row = _row(family)
+    return replace(row, variant=variant, refused=refused, fields={**row.fields, **fields}, dynamic=True)
+
 
 UNDECORATED: tuple[Architecture, ...] = (
     _other("llama4", "Llama4ForCausalLM", "Llama4TextConfig", intermediate_size_mlp=96, attention_chunk_size=4),
@@ -166,7 +202,15 @@ UNDECORATED: tuple[Architecture, ...] = (
 )
 """Families whose experts have a form of their own; how many of their layers are experts is not told."""
 
-_BY_NAME = {architecture.name: architecture for architecture in (*ROWS, *UNDECORATED)}
+REFUSED: tuple[Architecture, ...] = (
+    _variant("qwen4_exp", "indexed", "model.layers.1.self_attn.indexer", layer_types=_INDEXED, indexer_n_heads=2,
+             indexer_kv_heads=1, indexer_head_dim=16, indexer_budget=4, indexer_compress_ratio=2),
+    _variant("glm5_next", "indexed", "model.language_model.layers.1.self_attn.indexer",
+             text_config={**_row("glm5_next").fields["text_config"], "layer_types": _INDEXED}),
+)
+"""Layers whose forward branches on the values of tensors outside the experts; the row of the family is without them."""
+
+_BY_NAME = {architecture.name: architecture for architecture in (*ROWS, *UNDECORATED, *REFUSED)}
 
 
 def row(name: str) -> Architecture:

@@ -20,9 +20,11 @@ from tests.models.architectures import Architecture, build, inputs_of
 from tests.models.families import row
 from tests.oracle import relative_error
 
-FLOOR = 1e-7
-"""A gradient of smaller norm is zero but for rounding (such as that of a key's bias under softmax): the difference is
-taken relative to this norm instead."""
+FLOOR = 1e-3
+"""A gradient of smaller norm is what remains of terms a hundred times larger that cancel, such as that of a key's bias
+under softmax or of the weights of parallel residual streams before a norm (others have norms of 0.1 to 10), and eager
+fp32 itself rounds it that much (5e-5 against fp64 at a norm of 1e-4): its error is relative to this norm. So a
+difference of norm 1e-8 passes, a tenth of the rounding of 1.0."""
 
 
 @dataclass
@@ -42,7 +44,9 @@ class Findings:
 
 def measure(rank: int, name: str, sizes: dict[str, int]) -> Findings:
     """One forward and backward of the architecture `name` on the mesh `sizes`."""
-    return compare(rank, row(name), ep_fx.transform(build(row(name)), local_mesh(**sizes)), build(row(name)))
+    architecture = row(name)
+    module = ep_fx.transform(build(architecture), local_mesh(**sizes), dynamic=architecture.dynamic)
+    return compare(rank, architecture, module, build(architecture))
 
 
 def compare(rank: int, architecture: Architecture, module: nn.Module, whole: nn.Module) -> Findings:
@@ -81,8 +85,7 @@ def loss_of(output: Any) -> Tensor:
 
 
 def _error(got: Tensor, want: Tensor) -> float:
-    norm = float(want.double().norm())
-    return relative_error(got, want) if norm > FLOOR else float((got - want).double().norm()) / FLOOR
+    return float((got.double() - want.double()).norm()) / max(float(want.double().norm()), FLOOR)
 
 
 def _averaged(parameter: nn.Parameter) -> Tensor:
