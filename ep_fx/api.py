@@ -23,6 +23,7 @@ from ep_fx.capture import (
     Experts,
     Inputs,
     Key,
+    Sizes,
     Stacking,
     Trace,
     build_graph,
@@ -125,12 +126,18 @@ def transform(
                 agree(mesh, "models", [f"{type(error).__name__}: {error}"])
                 raise
             undo.callback(planned.stacking.undo)
-            agree(mesh, "models", [*planned.lines(), f"pipeline {print_pipeline(passes)}", f"options {options}"])
+            now = example_inputs is not None or example_kwargs is not None
+            capture = f"example inputs are {'given: capture now' if now else 'not given: capture at the first forward'}"
+            agree(
+                mesh,
+                "models",
+                [*planned.lines(), f"pipeline {print_pipeline(passes)}", f"options {options}", capture],
+            )
         undo.pop_all()
     _CONSUMED.add(model)
     compiler = _Compiler(model, torch.device(mesh.device_type), planned, mesh_spec(mesh, sizes), options, passes)
     module = EPModule(model, _shard(planned, mesh), planned.layouts, planned.stacking.stacks, mesh, compiler)
-    if example_inputs is not None or example_kwargs is not None:
+    if now:
         try:
             module.prepare(*(example_inputs or ()), **(example_kwargs or {}))
         except Exception as error:
@@ -237,12 +244,12 @@ class _Compiler:
     options: Options
     passes: tuple[Pass, ...]
 
-    def __call__(self, inputs: Inputs, gradients: bool, real_sizes: bool) -> Program:
+    def __call__(self, inputs: Inputs, gradients: bool, sizes: Sizes) -> Program:
         with _CAPTURE, outside_modes():
-            return self._compile(inputs, gradients, real_sizes)
+            return self._compile(inputs, gradients, sizes)
 
-    def _compile(self, inputs: Inputs, gradients: bool, real_sizes: bool) -> Program:
-        trace, graph = self._capture(inputs, gradients, real_sizes)
+    def _compile(self, inputs: Inputs, gradients: bool, sizes: Sizes) -> Program:
+        trace, graph = self._capture(inputs, gradients, sizes)
         graph.manifest = replace(graph.manifest, computation=computation(graph))
         check = _verified if self.options.verify else None
         if check is not None:
@@ -255,7 +262,7 @@ class _Compiler:
             verify(graph, ["types"]).raise_if_broken()
         return _program(graph, trace, manager)
 
-    def _capture(self, inputs: Inputs, gradients: bool, real_sizes: bool) -> tuple[Trace, ParallelGraph]:
+    def _capture(self, inputs: Inputs, gradients: bool, sizes: Sizes) -> tuple[Trace, ParallelGraph]:
         """The trace and the graph by the most dynamic reading of the inputs with which the model can be captured.
 
         Any error may be due to the reading: torch's own, or the model's at sizes that seem to differ or to be small.
@@ -265,7 +272,7 @@ class _Compiler:
         parameters = self.plan.parameters()
         buffers = [name for name, _ in self.model.named_buffers()]
         experts, first = self.plan.experts, None
-        for key, real in self._readings(real_sizes):
+        for key, real in self._readings(sizes):
             try:
                 trace = trace_joint(
                     self.model, shapes, self.device, experts, inputs, key, gradients=gradients, real_sizes=real
@@ -291,12 +298,12 @@ class _Compiler:
             expert_reshard=self.options.expert_reshard,
         )
 
-    def _readings(self, real_sizes: bool) -> list[tuple[Key, bool]]:
+    def _readings(self, sizes: Sizes) -> list[tuple[Key, bool]]:
         """How to read the inputs' dimensions, and whether their real sizes are the hints, in the order to try."""
-        if not self.options.dynamic:
+        if sizes is Sizes.FIXED or not self.options.dynamic:
             return [(STATIC, True)]
         free = [key for key in READINGS if key is not STATIC]
-        hints = (True,) if real_sizes else (False, True)
+        hints = (True,) if sizes is Sizes.REAL else (False, True)
         return [*((key, real) for real in hints for key in free), (STATIC, True)]
 
 

@@ -12,13 +12,14 @@ from ep_fx.capture.experts import (
     top_k_of,
     unfold,
 )
-from ep_fx.capture.inputs import READINGS, STATIC, Inputs, Key
+from ep_fx.capture.inputs import READINGS, STATIC, Inputs, Key, Sizes
 from ep_fx.capture.joint import Trace, outside_modes, trace_joint
 from ep_fx.capture.outputs import drop_caches, refuse_caches
 
 __all__ = [
     "READINGS",
     "STATIC",
+    "Sizes",
     "Experts",
     "Inputs",
     "Key",

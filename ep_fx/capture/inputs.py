@@ -1,15 +1,17 @@
 """The user's inputs: which dimensions are dynamic, the fake tensors that stand for them, and the guards at the call.
 
-A dimension is never traced with its real size: 1 would specialise silently. Each dynamic dimension gets a hint, a
-prime; dimensions at the same place with the same size share it, so ``ids [B, S]`` and ``labels [B, S]`` fit together
-(each has a symbol of its own; where the trace relied on their being equal, a guard says so). Where a model demands
-more (a mask [B, 1, S, S]), stricter readings follow, see `READINGS`.
+A dynamic dimension is not traced with its real size: each gets a hint, a prime; dimensions at the same place with the
+same size share it, so ``ids [B, S]`` and ``labels [B, S]`` fit together (each has a symbol of its own; where the trace
+relied on their being equal, a guard says so). Where a model demands more (a mask [B, 1, S, S]), stricter readings
+follow, see `READINGS`. torch's symbols are never 1, so ``x.shape[1] == 1`` leaves no guard: a size of 1 is a constant
+of the trace, and part of the structure that a trace is for. A size of 0 is served like any other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import sympy
@@ -50,6 +52,14 @@ READINGS: tuple[Key, ...] = (_by_place, _by_size, _batch_only, _nothing)
 STATIC: Key = _nothing
 
 
+class Sizes(Enum):
+    """With which sizes dynamic dimensions are traced; the later ones are for models that the earlier do not serve."""
+
+    HINTS = "made up, then real"
+    REAL = "real, 0 apart"
+    FIXED = "real, and constants of the trace"
+
+
 @dataclass
 class Inputs:
     """The flattened inputs of one call: tensors apart from constants."""
@@ -76,9 +86,11 @@ class Inputs:
 
     @property
     def structure(self) -> Hashable:
-        """Equal for two calls that one capture can serve, sizes apart."""
+        """Equal for two calls that one capture can serve, sizes other than 1 apart."""
         constants = tuple(repr(x) for x in self.leaves if not isinstance(x, torch.Tensor))
-        tensors = tuple((x.dtype, x.device.type, x.dim(), x.requires_grad) for x in self.tensors)
+        tensors = tuple(
+            (x.dtype, x.device.type, x.requires_grad, tuple(size == 1 for size in x.shape)) for x in self.tensors
+        )
         return self.spec, constants, tensors
 
 
@@ -139,7 +151,7 @@ def fake_inputs(
 
     Args:
         key: how to read the dimensions.
-        real_sizes: hint with the real sizes where these are at least 3 (after a guard on smaller hints failed).
+        real_sizes: hint with the real sizes, 0 apart (after a guard on smaller hints failed).
     """
     hints: dict[Hashable, int] = {}
     fakes: list[torch.Tensor] = []
@@ -150,12 +162,12 @@ def fake_inputs(
         dynamic: list[DimDynamic] = []
         for dim, size in enumerate(tensor.shape):
             name = key(tensor, dim)
-            if name is None:
+            if name is None or size == 1:
                 static[index, dim] = size
                 sizes.append(size)
                 dynamic.append(DimDynamic.STATIC)
                 continue
-            hint = hints.setdefault(name, size if real_sizes and size >= 3 else _PRIMES[len(hints) % len(_PRIMES)])
+            hint = hints.setdefault(name, size if real_sizes and size >= 2 else _PRIMES[len(hints) % len(_PRIMES)])
             sizes.append(hint)
             dynamic.append(DimDynamic.DYNAMIC)
         model = torch.empty(sizes, dtype=tensor.dtype, device=tensor.device)

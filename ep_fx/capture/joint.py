@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ep_fx.capture.checkpointing import without_checkpoints
 from ep_fx.capture.conversions import without_idle_conversions
+from ep_fx.capture.counting import BoundedCounts
 from ep_fx.capture.experts import FORMS, Experts, install
 from ep_fx.capture.inputs import Guards, Inputs, Key, fake_inputs, relations_of
 from ep_fx.capture.marker import TANGENT
@@ -123,6 +124,7 @@ def _tracing(mode: FakeTensorMode, gradients: bool) -> Iterator[None]:
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(torch.set_grad_enabled(gradients))
         stack.enter_context(GroupedProducts())
+        stack.enter_context(BoundedCounts())
         stack.enter_context(without_checkpoints())
         stack.enter_context(without_idle_conversions())
         yield

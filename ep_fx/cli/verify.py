@@ -42,6 +42,8 @@ def verify(
         print_json(_facts(report))
     else:
         print_text(str(report))
+        if not built.graph.manifest.computation and (not rule or "computes" in rule):
+            print_text("computes compared nothing: the graph has no record of what capture found (section `computes`)")
         if not report.ok:
             print_text(report.explain())
     return int(Code.OK if report.ok else Code.BROKEN)

@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from ep_fx.capture import Inputs, Stack, fold, refuse_caches, unfold
+from ep_fx.capture import Inputs, Sizes, Stack, fold, refuse_caches, unfold
 from ep_fx.graph import Layout, ParallelGraph, format_records, print_graph
 from ep_fx.graph.summary import format_summary, summarise
 from ep_fx.runtime.program import Call, Program, run
@@ -28,7 +28,7 @@ from ep_fx.sharding import as_dtensor, cut_over_tp, is_packed, local_shard, whol
 from ep_fx.verify import Report, verify
 from ep_fx.verify.reduction_table import format_reductions, reduction_table
 
-Compile = Callable[[Inputs, bool, bool], Program]
+Compile = Callable[[Inputs, bool, Sizes], Program]
 _MAX_CAPTURES = 8
 _MANY_CAPTURES = 16
 
@@ -178,13 +178,10 @@ class EPModule(nn.Module):
                     f"{broken[-1][1]}"
                 )
             self._pass_flags_on()
-            program = self._compile(inputs, gradients, bool(known))
-            violation = program.violation(inputs.tensors)
-            if violation is not None and not known:
-                program = self._compile(inputs, gradients, True)
-                violation = program.violation(inputs.tensors)
-            if violation is not None:
-                raise ValueError(f"the model's forward ties sizes together that these inputs do not: {violation}")
+            for sizes in (Sizes.REAL, Sizes.FIXED) if known else Sizes:
+                program = self._compile(inputs, gradients, sizes)
+                if program.violation(inputs.tensors) is None:
+                    break
             known.append(program)
             if len(self.programs) == _MANY_CAPTURES:
                 warnings.warn(

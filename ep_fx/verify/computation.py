@@ -63,6 +63,8 @@ def computes(facts: Facts) -> Iterator[Violation]:
         node, got = found.get(what, (facts.output, None))
         if got != number:
             yield Violation(node, f"{what}: {_EXPECTED}", "another expression", _REMEDY)
+    for what in sorted(found.keys() - due.keys()):
+        yield Violation(found[what][0], f"{what}: {_EXPECTED}", "no record of it in the Manifest", "keep all records")
 
 
 def computation(graph: ParallelGraph) -> dict[str, int]:

@@ -104,7 +104,23 @@ def _same(new: Any, old: Any, names: dict[sympy.Symbol, sympy.Expr]) -> bool:
         return True
     if isinstance(left, sympy.Symbol) and left not in names and left.name.startswith(("u", "zu")):
         names[left] = right
-    return isinstance(left, sympy.Basic) and bool(left.xreplace(names) == right)
+    if not isinstance(left, sympy.Basic) or not isinstance(right, sympy.Basic):
+        return False
+    left = left.xreplace(names)
+    return bool(left == right) or _same_values(left, right)
+
+
+def _same_values(left: sympy.Basic, right: sympy.Basic) -> bool:
+    """Whether two expressions that are not written alike, such as ``s*s // s`` and ``s``, agree on trial sizes."""
+    symbols = sorted(left.free_symbols | right.free_symbols, key=str)
+    for trial in _TRIALS if symbols else ():
+        sizes = {symbol: sympy.Integer(trial + 3 * index) for index, symbol in enumerate(symbols)}
+        if left.xreplace(sizes) != right.xreplace(sizes):
+            return False
+    return bool(symbols)
+
+
+_TRIALS = (2, 5, 8, 12, 23, 64)
 
 
 def _expression(value: Any) -> Any:

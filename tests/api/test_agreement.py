@@ -37,6 +37,8 @@ def _message(rank: int, case: str) -> tuple[str, str]:
         elif case == "one capture fails":
             example = (torch.zeros(2, 8, device="meta" if odd else "cpu"),)
             ep_fx.transform(TwoLayers(("a", "b")), mesh, plan={}, example_inputs=example)
+        elif case == "only one rank captures":
+            ep_fx.transform(TwoLayers(("a", "b")), mesh, plan={}, example_inputs=(torch.zeros(2, 8),) if odd else None)
         elif case == "mode":
             example = (torch.zeros(2, 8, requires_grad=odd),)
             ep_fx.transform(TwoLayers(("a", "b")), mesh, plan={}, example_inputs=example)
@@ -53,6 +55,12 @@ def test_another_parameter_order_on_one_rank_stops_all(ranks: RankPools) -> None
     assert len({text for _, text in messages}) == 1
     assert "rank 0: param  a.weight" in messages[0][1]
     assert "rank 2: param  b.weight" in messages[0][1]
+
+
+def test_example_inputs_on_one_rank_only(ranks: RankPools) -> None:
+    for kind, text in ranks(4).run(_message, "only one rank captures"):
+        assert kind == "DisagreementError"
+        assert "given: capture now" in text
 
 
 def test_a_parameter_frozen_on_one_rank_only(ranks: RankPools) -> None:

@@ -48,6 +48,15 @@ def test_a_graph_without_record_is_not_judged() -> None:
     assert "computes" not in verify(step.graph).broken
 
 
+@pytest.mark.parametrize("index", range(4))
+def test_a_record_that_is_missing_among_others_is_noticed(index: int) -> None:
+    step = Step()
+    lost = list(step.graph.manifest.computation)[index]
+    del step.graph.manifest.computation[lost]  # type: ignore[attr-defined]
+    found = verify(step.graph).of("computes").violations
+    assert [lost in violation.expected for violation in found] == [True]
+
+
 @broken()
 @broken(sharded=False, lowered=False)
 @broken(ep=1)
