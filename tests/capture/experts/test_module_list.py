@@ -10,8 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ep_fx.capture.experts import find_experts, stack_experts
+from ep_fx.capture.experts.module_list.loop import call_of
 from ep_fx.capture.experts.module_list.proof import NotProven, prove
+from ep_fx.capture.experts.module_list.source import CALL
 from ep_fx.capture.experts.module_list.stacked import StackedExperts
+from tests.models.guarded import GUARDED, HARMLESS, Fp16Guard, Guarded, NotCalledSelf
 from tests.models.listed import PROVABLE, REFUSED, InModel, Listed, SkipIdle
 from tests.oracle import relative_error
 
@@ -28,6 +31,44 @@ def test_what_is_no_moe_layer_is_not_taken_for_one(block: type[Listed], reason: 
     with pytest.raises(NotProven) as caught:
         prove(block(), "experts")
     assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(("block", "reason"), GUARDED.items(), ids=lambda x: getattr(x, "__name__", ""))
+def test_a_guard_that_ordinary_tokens_do_not_meet_is_seen(block: type[Listed], reason: str) -> None:
+    with pytest.raises(NotProven) as caught:
+        prove(block(), "experts")
+    assert reason in str(caught.value)
+    assert "tests/models/guarded.py" in str(caught.value)
+
+
+@pytest.mark.parametrize("block", HARMLESS, ids=lambda block: block.__name__)
+def test_what_changes_no_number_is_no_hindrance(block: type[Listed]) -> None:
+    assert prove(block(), "experts").ranks == {2, 3}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_a_loop_is_proven_in_each_dtype(dtype: torch.dtype) -> None:
+    assert prove(Guarded().to(dtype), "experts").ranks == {2, 3}
+
+
+def test_a_guard_for_fp16_is_none_in_fp32() -> None:
+    assert prove(Fp16Guard().float(), "experts").ranks == {2, 3}
+
+
+def test_the_first_argument_of_a_replaced_method_has_any_name() -> None:
+    """The method that a capture runs is called, with the experts on their rows."""
+    block = NotCalledSelf()
+    x = torch.randn(2, 5, 16)
+    want = block(x)
+    proof = prove(block, "experts")
+    object.__setattr__(block, CALL, call_of(_by_rows(block.experts), len(block.experts)))
+    assert relative_error(proof.methods["forward"](block, x), want) < 1e-6
+
+
+def _by_rows(experts: nn.ModuleList) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda rows, counts: torch.cat(
+        [expert(part) for expert, part in zip(experts, rows.split(counts.tolist()), strict=True)]
+    )
 
 
 @pytest.mark.parametrize("sizes", [{"num_experts": 16, "top_k": 1}, {"num_experts": 3, "top_k": 3}, {"dim": 24}])

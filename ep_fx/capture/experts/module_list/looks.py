@@ -7,21 +7,33 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ep_fx.capture.experts.module_list.probe import equal
+from ep_fx.capture.experts.module_list.compare import equal
 from ep_fx.capture.experts.module_list.source import SHAPES
+from ep_fx.capture.experts.module_list.trials import Case
 
 
 @dataclass
 class Look:
-    """The local variables at one place of a run: tensors as they were then, what else there was, and the state."""
+    """The local variables at one place of a run: tensors as they were then, what else there was, and the state.
+
+    Args:
+        case: the probe of this run.
+        scale: of the experts' answers in it, see `KnownExperts`.
+    """
 
     tensors: dict[str, Tensor]
     others: dict[str, Any]
     state: list[Tensor]
+    case: Case
+    scale: Tensor
 
 
 def look_at(
-    variables: dict[str, Any], block: nn.Module, copies: dict[tuple[int, int], tuple[Tensor, Tensor]]
+    variables: dict[str, Any],
+    block: nn.Module,
+    copies: dict[tuple[int, int], tuple[Tensor, Tensor]],
+    case: Case,
+    scale: Tensor,
 ) -> Look:
     def copied(tensor: Tensor) -> Tensor:
         """One copy of each state of a tensor, so that equal states are one object."""
@@ -32,7 +44,7 @@ def look_at(
 
     tensors = {n: copied(v) for n, v in variables.items() if isinstance(v, Tensor)}
     others = {n: _frozen(v) for n, v in variables.items() if not isinstance(v, (Tensor, nn.Module))}
-    return Look(tensors, others, [copied(x) for x in (*block.buffers(), *block.parameters())])
+    return Look(tensors, others, [copied(x) for x in (*block.buffers(), *block.parameters())], case, scale)
 
 
 def _frozen(value: Any) -> Any:
@@ -76,5 +88,5 @@ def shape_expression(target: str, runs: list[dict[int, Look]], start: int, end: 
 
 
 def _entry(runs: list[dict[int, Look]]) -> list[str]:
-    return [name for name in runs[0].get(-1, Look({}, {}, [])).tensors if all(-1 in run for run in runs)]
+    return list(runs[0][-1].tensors) if all(-1 in run for run in runs) else []
 

@@ -50,11 +50,11 @@ class Loop:
     shape: str
     dtype: torch.dtype | None = None
 
-    def text(self) -> str:
-        """The statement in place of the window."""
+    def text(self, module: str) -> str:
+        """The statement in place of the window, in a method whose first argument is called `module`."""
         dtype = None if self.dtype is None else str(self.dtype).removeprefix("torch.")
         how = f"{self.order!r}, {self.one_choice}, {self.by_expert}, {self.shape}, {dtype!r}"
-        call = f"self.{CALL}({self.x}, {self.ids}, {self.weights}, {how})"
+        call = f"{module}.{CALL}({self.x}, {self.ids}, {self.weights}, {how})"
         return f"{self.target} = {self.target} + {call}" if self.adds else f"{self.target} = {call}"
 
 

@@ -1,7 +1,8 @@
 """A small copy of an MoE block in fp64 whose experts are known functions, and runs of it on many routings.
 
-Expert e computes ``sin(a[e] x + b[e])``: it is not linear, so that a weight before an expert is no weight after it, and
-it has a parameter, so that a lost gradient shows. All other weights are random; nothing of the model is touched.
+Expert e computes ``scale[e] sin(a[e] asinh(x) + b[e])``: it is not linear, so that a weight before an expert is no
+weight after it, has parameters, so that a lost gradient shows, and answers as well to tokens of any size. All other
+weights are random; nothing of the model is touched.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import copy
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,30 +18,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-_SHAPES = ((2, 12), (3, 7), (1, 1), (1, 256))
-"""Tokens of a probe: two that hit many experts, one token, and many that are nearly equal and go one way."""
+from ep_fx.capture.experts.module_list.compare import alike, equal
+from ep_fx.capture.experts.module_list.trials import Case, Grad, answers, sized
+
+_MODES: dict[Grad, Callable[[], AbstractContextManager[Any]]] = {
+    "on": torch.enable_grad,
+    "off": torch.no_grad,
+    "inference": torch.inference_mode,
+}
 
 
-@dataclass(frozen=True)
-class Case:
-    """One probe.
-
-    Args:
-        tokens: batch and length.
-        rank: dimensions of the input, 3: [B, S, D], 2: [B * S, D].
-        training: mode.
-        seed: of weights and tokens.
-    """
-
-    tokens: tuple[int, int]
-    rank: int
-    training: bool
-    seed: int
-
-
-def cases(rank: int) -> list[Case]:
-    """Probes of one rank of the input, in both modes."""
-    return [Case(tokens, rank, mode, seed) for seed, tokens in enumerate(_SHAPES) for mode in (True, False)]
+def _numeric_modes() -> tuple[Any, ...]:
+    """The modes of torch that change what a linear computes."""
+    autocast = [torch.is_autocast_enabled(device) for device in ("cpu", "cuda")]
+    return *autocast, torch.get_default_dtype(), torch.get_float32_matmul_precision()
 
 
 class _Known(nn.Module):
@@ -53,7 +44,13 @@ class _Known(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         known: Any = self.known
-        return torch.sin(rows * known.a[self.number].to(rows.dtype) + known.b[self.number].to(rows.dtype))
+        if _numeric_modes() != known.modes:
+            raise ValueError(
+                "an expert is called in other modes of torch (autocast, default dtype, ...) than its parent"
+            )
+        a, b, scale = (x[self.number].to(rows.dtype) for x in (known.a, known.b, known.scale))
+        answer: Tensor = scale * torch.sin(rows.asinh() * a + b)
+        return answer
 
 
 class KnownExperts(nn.Module):
@@ -63,6 +60,8 @@ class KnownExperts(nn.Module):
         super().__init__()
         self.a = nn.Parameter(torch.linspace(0.7, 1.6, number, dtype=torch.float64))
         self.b = nn.Parameter(torch.linspace(-1.0, 1.3, number, dtype=torch.float64))
+        self.scale = torch.ones(number, dtype=torch.float64)
+        self.modes = _numeric_modes()
 
     def listed(self) -> nn.ModuleList:
         """One module for each expert, sharing these parameters."""
@@ -74,8 +73,8 @@ class KnownExperts(nn.Module):
     def forward(self, rows: Tensor, tokens_per_expert: Tensor) -> Tensor:
         """[R, D] in expert order to [R, D]."""
         expert = torch.repeat_interleave(tokens_per_expert)
-        a, b = (x[expert].unsqueeze(1).to(rows.dtype) for x in (self.a, self.b))
-        return torch.sin(rows * a + b)
+        a, b, scale = (x[expert].unsqueeze(1).to(rows.dtype) for x in (self.a, self.b, self.scale))
+        return scale * torch.sin(rows.asinh() * a + b)
 
 
 @dataclass
@@ -129,7 +128,9 @@ class Probe:
             torch.manual_seed(case.seed)
             x = self._fill(case)
             self.block.train(case.training)
-            output = self.block(x.clone())  # so that it may be changed in place
+            self.known.modes = _numeric_modes()
+            with _MODES[case.grad]():
+                output = self.block(x.clone())  # so that it may be changed in place
             result = self._result(output, x)
         for buffer, before in zip(self.block.buffers(), buffers, strict=True):
             result.outputs[f"buffer {len(result.outputs)}"] = buffer.clone()
@@ -140,10 +141,13 @@ class Probe:
         with torch.no_grad():
             for weight in self.weights:
                 scale = weight.shape[-1] ** -0.5 if weight.dim() > 1 else 0.3
+                scale = scale * 50 if weight.dim() > 1 and case.kind == "sharp" else scale
                 weight.copy_(torch.randn(weight.shape, dtype=torch.float64) * scale)
+        self.known.scale = answers(case.kind, len(self.known))
         x = torch.randn(*case.tokens, self.dim, dtype=torch.float64)
         if case.tokens[1] > 100:
             x = x[:, :1] + 1e-3 * x
+        x = sized(case.kind, x)
         shape = (*case.tokens, self.dim) if case.rank == 3 else (-1, self.dim)
         return x.reshape(shape).to(self.dtype).requires_grad_()
 
@@ -183,31 +187,32 @@ def _outside(parent: nn.Module, experts: nn.Module) -> Iterator[nn.Parameter]:
     return (p for p in parent.parameters() if id(p) not in inside)
 
 
-def same(got: Result, want: Result, tol: float = 1e-5) -> str | None:
-    """What differs, in words; None: nothing does."""
-    if got.outputs.keys() != want.outputs.keys():
-        return f"the output has {list(got.outputs)} instead of {list(want.outputs)}"
-    for name, value in want.outputs.items():
-        if not equal(got.outputs[name], value, tol):
-            return f"output{name} differs"
+def same(got: Result, want: Result, tol: float = 1e-5, broken: bool = False) -> str | None:
+    """What differs, in words; None: nothing does.
+
+    Args:
+        broken: experts answered with infinities; see `alike`, and gradients are none then.
+    """
+    if (reason := outputs_differ(got, want, tol, broken)) or broken:
+        return reason
     for number, (g, w) in enumerate(zip(got.gradients, want.gradients, strict=True)):
         if not equal(_or_zero(g, w), _or_zero(w, g), tol):
             return "the gradient of the input differs" if number == 0 else "the gradient of a weight differs"
     return None
 
 
+def outputs_differ(got: Result, want: Result, tol: float, broken: bool) -> str | None:
+    """The first output or buffer that differs, in words."""
+    if got.outputs.keys() != want.outputs.keys():
+        return f"the output has {list(got.outputs)} instead of {list(want.outputs)}"
+    for name, value in want.outputs.items():
+        if not alike(got.outputs[name], value, tol, broken):
+            return f"output{name} differs"
+    return None
+
+
 def _or_zero(gradient: Tensor | None, like: Tensor | None) -> Tensor | None:
     return torch.zeros_like(like) if gradient is None and like is not None else gradient
-
-
-def equal(got: Any, want: Any, tol: float = 1e-5) -> bool:
-    """Whether two values are the same to rounding; tensors in dtype and shape too."""
-    if not isinstance(want, Tensor) or not isinstance(got, Tensor):
-        return type(got) is type(want) and (not isinstance(want, (int, float, str, bool, tuple)) or got == want)
-    if got.shape != want.shape or got.dtype != want.dtype:
-        return False
-    got, want = got.detach().double(), want.detach().double()
-    return float((got - want).norm()) <= tol * float(want.norm()) + 1e-12
 
 
 def block_dim(expert: nn.Module) -> int | None:

@@ -3,7 +3,9 @@
     find    between which statements, and from which of its variables, the block makes
             y = sum over k of weight[t,k] * expert[id[t,k]](x[t])         (or with the weight before the expert)
     prove   with these statements replaced by one call, the block gives the same outputs, buffers and gradients on
-            every probe: many routings, experts without a token, one token, all tokens to one expert, both modes
+            every probe: many routings, experts without a token, one token, all tokens to one expert, tokens, weights
+            and answers of all sizes, infinities, both modes, with and without autograd
+    refuse  what asks for or sets modes of torch (autocast, ...), by its text: see `ambient`
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ep_fx.capture.experts.module_list.compare import alike
 from ep_fx.capture.experts.module_list.looks import Look, changed, look_at, shape_expression, state_changed
 from ep_fx.capture.experts.module_list.loop import ORDERS, Loop, call_of
-from ep_fx.capture.experts.module_list.probe import Case, Probe, block_dim, cases, equal, rows_differ, same
+from ep_fx.capture.experts.module_list.probe import Probe, Result, block_dim, outputs_differ, rows_differ, same
 from ep_fx.capture.experts.module_list.source import CALL, Method, SourceError, methods_of
 from ep_fx.capture.experts.module_list.stacked import StackedExperts, difference
+from ep_fx.capture.experts.module_list.trials import Case, cases
 
 _TRIES = 16
 
@@ -77,6 +81,8 @@ class _Search:
         self.probe = Probe(parent, attribute, dim)
         self.number = len(self.probe.known)
         self._layers: dict[tuple[Any, ...], Tensor] = {}
+        self._wanted: dict[Case, Result | None] = {}
+        self._unseen, self._except = "", ""
         self._kept: list[Tensor] = []
 
     def proof(self) -> Proof:
@@ -89,13 +95,25 @@ class _Search:
             except Exception as error:  # any: the block is the user's, and it may not take inputs of this rank
                 failure = failure or error
         if not ranks:
-            raise NotProven(f"it could not be run on tokens [B, S, {self.dim}] or [T, {self.dim}]: {failure}")
-        seen = [self._observe(self.probe, case) for case in cases(ranks[0])]
+            unseen = "".join(f"; in {m.file}, {u}" for m in self.methods.values() if (u := m.unseen_sites()))
+            where = next(iter(self.methods.values())).where
+            raise NotProven(
+                f"with the loop at {where} it could not be run on tokens [B, S, {self.dim}] or [T, {self.dim}]: "
+                f"{failure}{unseen}"
+            )
+        possible = [case for case in cases(ranks[0]) if case.grad != "inference" and self._eager(case) is not None]
+        seen = [self._observe(self.probe, case) for case in possible]
         places = list(dict.fromkeys(place for run in seen for place in run))
         if not places:
             raise NotProven("its forward ran without coming to the loop over experts")
         found = [list(itertools.islice(self._loops(place, seen), _TRIES)) for place in places]
         for place, loops in zip(places, found, strict=True):
+            if not loops and self._unseen:
+                raise NotProven(f"in {self.methods[place[0]].file}, {self._unseen}")
+            if not loops and self._except:
+                raise NotProven(
+                    f"the loop over experts at {self.methods[place[0]].where} is an MoE layer except for {self._except}"
+                )
             if not loops:
                 raise NotProven(
                     f"at {self.methods[place[0]].where} no ids [T, K] and weights [T, K] among the local variables "
@@ -105,9 +123,24 @@ class _Search:
         for choice in itertools.islice(itertools.product(*found), _TRIES):
             chosen = self._in_own_dtypes(dict(zip(places, choice, strict=True)), ranks[0])
             proven, reason = self._proven(chosen, ranks)
+            if proven and (differs := self._differs_in_own_dtypes(chosen, proven[0])):
+                raise NotProven(
+                    f"with the loop at {self.methods[places[0][0]].where} taken as an MoE layer {differs}"
+                )
             if proven:
                 return Proof(self._replaced(chosen), frozenset(proven), self.methods[places[0][0]].where)
         raise NotProven(f"with the loop at {self.methods[places[0][0]].where} taken as an MoE layer {reason}")
+
+    def _eager(self, case: Case) -> Result | None:
+        """What the block gives as it is; None: it takes no tokens of this special kind, and has nothing to prove."""
+        if case not in self._wanted:
+            try:
+                self._wanted[case] = self.probe.run(case, {}, self.probe.listed, {})
+            except Exception:  # any: the block is the user's
+                if case.kind == "plain":
+                    raise
+                self._wanted[case] = None
+        return self._wanted[case]
 
     def _observe(self, probe: Probe, case: Case) -> Seen:
         seen: Seen = {}
@@ -118,7 +151,7 @@ class _Search:
                 looks = seen.setdefault((name, site), {})
                 if index in looks:
                     raise NotProven(f"{name} runs more than once in one forward")
-                looks[index] = look_at(variables, probe.block, copies)
+                looks[index] = look_at(variables, probe.block, copies, case, probe.known.scale)
 
             return note
 
@@ -135,6 +168,9 @@ class _Search:
             for end in range(site.last + 1, max(runs[0]) + 1):
                 window = method.window(number, start, end)
                 if window.more:
+                    continue
+                if unseen := method.unseen(number, start, end):
+                    self._unseen = unseen
                     continue
                 later = method.read_after(number, end)
                 targets = (window.stored & later) | changed(runs, start, end, later - window.stored)
@@ -162,8 +198,11 @@ class _Search:
             for weights, order, adds in itertools.product([*weighing, None], ORDERS, (False, True)):
                 by_expert = weights is not None and before[weights].numel() != before[ids].numel()
                 loop = Loop(site, start, end, x, ids, weights, order, one, by_expert, target, adds, shape)
-                if all(self._explains(run, loop) for run in runs):
+                failed = next((run for run in runs if not self._explains(run, loop)), None)
+                if failed is None:
                     yield loop
+                elif failed is not runs[0] and start in failed and failed[start].case.what != runs[0][start].case.what:
+                    self._except = failed[start].case.what
 
     def _fits(self, x: Tensor, ids: Tensor) -> bool:
         if not x.is_floating_point() or x.dim() < 2 or x.shape[-1] != self.dim or ids.is_floating_point():
@@ -191,6 +230,7 @@ class _Search:
             return False
         x, ids = before[loop.x], before[loop.ids]
         weights = None if loop.weights is None else before[loop.weights]
+        self.probe.known.scale = run[loop.start].scale
         key = (id(x), id(ids), id(weights), loop.order)
         if key not in self._layers:
             with torch.no_grad():
@@ -202,7 +242,8 @@ class _Search:
         if got.numel() != want.numel() or got.dtype != want.dtype:
             return False
         got = got.reshape(want.shape)
-        return equal(start + got if loop.adds and start is not None else got, want)
+        broken = run[loop.start].case.kind == "broken"
+        return alike(start + got if loop.adds and start is not None else got, want, broken=broken)
 
     def _in_own_dtypes(self, chosen: dict[tuple[str, int], Loop], rank: int) -> dict[tuple[str, int], Loop]:
         """The loops with the dtypes that their results have in the block's own dtypes."""
@@ -218,10 +259,26 @@ class _Search:
                     result[place] = replace(loop, dtype=y.dtype)
         return result
 
+    def _differs_in_own_dtypes(self, chosen: Mapping[tuple[str, int], Loop], rank: int) -> str:
+        """What the block does in its own dtypes only, as a guard against overflow, in words."""
+        probe = Probe(self.parent, self.attribute, self.dim, own_dtypes=True)
+        if probe.dtype == torch.float64:
+            return ""
+        methods, attributes = self._replaced(chosen), {CALL: call_of(probe.known, self.number)}
+        tolerance = 1e-3 if probe.dtype == torch.float32 else 0.2
+        special = [case for case in cases(rank) if case.kind == "broken" and self._eager(case) is not None]
+        for case in (*cases(rank)[:2], *special):
+            want = probe.run(case, {}, probe.listed, {})
+            got = probe.run(case, methods, probe.known, attributes)
+            if reason := outputs_differ(got, want, tolerance, case.kind == "broken"):
+                return f"in {probe.dtype} {reason} for {case.what}"
+        return ""
+
     def _replaced(self, chosen: Mapping[tuple[str, int], Loop]) -> dict[str, Callable[..., Any]]:
         methods: dict[str, Callable[..., Any]] = {}
         for name, method in self.methods.items():
-            windows = [(loop.site, loop.start, loop.end, loop.text()) for (n, _), loop in chosen.items() if n == name]
+            own = [loop for (place, _), loop in chosen.items() if place == name]
+            windows = [(loop.site, loop.start, loop.end, loop.text(method.self_name)) for loop in own]
             methods[name] = method.replaced(windows)
         return methods
 
@@ -236,9 +293,13 @@ class _Search:
             reason = None
             for case in cases(rank):
                 try:
-                    want = self.probe.run(case, {}, self.probe.listed, {})
+                    want = self._eager(case)
+                    if want is None:
+                        continue
                     got = self.probe.run(case, methods, self.probe.known, attributes)
-                    reason = same(got, want)
+                    reason = same(got, want, broken=case.kind == "broken")
+                    if reason is not None and case.what != cases(rank)[0].what:
+                        reason = f"{reason} for {case.what}"
                 except Exception as error:  # any: the block is the user's
                     reason = f"it failed, {type(error).__name__}: {error}"
                 if reason is not None:

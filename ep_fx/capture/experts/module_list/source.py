@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ep_fx.capture.experts.module_list.ambient import changed_around, lost_inside
+
 LOOK = "__ep_fx_look__"
 CALL = "__ep_fx_call__"
 SHAPES = "__ep_fx_shapes__"
@@ -46,7 +48,7 @@ class Site:
 
 
 class Method:
-    """A method that uses ``self.<experts>``.
+    """A method that uses ``self.<experts>``, whatever it calls its first argument.
 
     Args:
         cls: the class that defines it.
@@ -62,7 +64,11 @@ class Method:
         self.function: Any = inspect.unwrap(cls.__dict__[name])
         self.line = self.function.__code__.co_firstlineno
         self.file = self.function.__code__.co_filename
-        self.sites = self._sites(self.tree())
+        tree = self.tree()
+        own = _definition(tree).args
+        first = next(iter([*own.posonlyargs, *own.args]), None)
+        self.self_name = "" if first is None else first.arg
+        self.sites = self._sites(tree)
 
     def tree(self) -> ast.Module:
         """The method's own source as a fresh tree, with the line numbers of its file; results are named."""
@@ -97,7 +103,7 @@ class Method:
         calls = [n for n in ast.walk(statement) if isinstance(n, ast.Call) and n.args]
         counted = {id(n.args[0]) for n in calls if isinstance(n.func, ast.Name) and n.func.id == "len"}
         hit = any(
-            (isinstance(n, ast.Attribute) and n.attr == self.experts and _is_self(n.value))
+            (isinstance(n, ast.Attribute) and n.attr == self.experts and self._is_self(n.value))
             or (isinstance(n, ast.Name) and n.id in tainted and isinstance(n.ctx, ast.Load))
             for n in ast.walk(statement)
             if id(n) not in counted
@@ -105,6 +111,9 @@ class Method:
         if hit and isinstance(statement, ast.Assign) and not isinstance(statement.value, ast.Call):
             tainted |= {t.id for t in statement.targets if isinstance(t, ast.Name)}
         return hit
+
+    def _is_self(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Name) and node.id == self.self_name
 
     def observed(self, look: Callable[[int, int, dict[str, Any]], None]) -> types.FunctionType:
         """The method, calling ``look(site, index, locals)`` before each statement of a site, after the last, and
@@ -169,6 +178,19 @@ class Method:
         jumps = any(isinstance(n, (ast.Return, ast.Yield, ast.YieldFrom, ast.Global, ast.Nonlocal)) for n in nodes)
         return Window(stored, {n.id for n in names} - stored, bool(attributes) or jumps)
 
+    def unseen(self, site: int, start: int, end: int) -> str | None:
+        """What about these statements no trial can judge, in words, see `ambient`."""
+        tree = self.tree()
+        block = self._sites(tree)[site].block
+        names = {**self.function.__globals__, **inspect.getclosurevars(self.function).nonlocals}
+        around = changed_around(_definition(tree), lambda node: any(b is block for b in _blocks(node)), names)
+        return around or lost_inside(block[start:end], names)
+
+    def unseen_sites(self) -> str | None:
+        """The same for the uses of the experts, the first reason there is."""
+        reasons = (self.unseen(site.number, site.first, site.last + 1) for site in self.sites)
+        return next((reason for reason in reasons if reason), None)
+
 
 @dataclass(frozen=True)
 class Window:
@@ -180,12 +202,14 @@ class Window:
 
 
 def methods_of(cls: type, experts: str) -> list[Method]:
-    """The methods of `cls` that use ``self.<experts>`` other than to count them, as the class would call them."""
+    """The methods of `cls` that use its list of experts other than to count them, as the class would call them."""
     found: list[Method] = []
     for name in dict.fromkeys(n for base in cls.__mro__ for n in base.__dict__):
         owner = next(base for base in cls.__mro__ if name in base.__dict__)
         function = owner.__dict__[name]
         if owner.__module__.startswith("torch.nn.modules") or name == "__init__" or not callable(function):
+            continue
+        if isinstance(function, (staticmethod, classmethod)):
             continue
         code = getattr(inspect.unwrap(function), "__code__", None)
         if code is not None and experts in code.co_names and (method := Method(owner, name, experts)).sites:
@@ -197,10 +221,6 @@ def _definition(tree: ast.Module) -> ast.FunctionDef:
     definition = tree.body[0]
     assert isinstance(definition, ast.FunctionDef)
     return definition
-
-
-def _is_self(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and node.id == "self"
 
 
 def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
