@@ -135,6 +135,12 @@ class Explanation:
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     @property
+    def _rows(self) -> str:
+        """How rows are counted, where their number is known only at run time."""
+        routed = any("u" in row.formula for row in self.saved)
+        return "; rows counted as on balanced routing" if routed else ""
+
+    @property
     def _sizes(self) -> str:
         """Which sizes of the inputs the bytes are worked out for, where they are free."""
         hints = ", ".join(f"{name}={size}" for name, size in self._subject.text.symbols.hints.items())
@@ -172,7 +178,7 @@ class Explanation:
             blocks.setdefault(block_of(row.module or "") or "-", []).append(row)
         rows = [(name, str(len(members)), bytes_text(_own(members))) for name, members in _in_model_order(blocks)]
         total = f"{plural(len(self.saved), 'value')}, {bytes_text(_own(self.saved))} a micro-batch"
-        note = f"{total}; views count once{self._sizes}"
+        note = f"{total}; memory that several views share counts once, whole{self._rows}{self._sizes}"
         return Table("kept for backward", ("block", "values", "bytes"), fold(rows), note)
 
     def _peaks(self) -> Table:
@@ -196,7 +202,7 @@ def _over(dims: tuple[str, ...]) -> str:
 
 
 def _own(rows: Iterable[SavedRow]) -> int:
-    return sum(row.bytes for row in rows if not row.shares)
+    return sum(row.kept for row in rows)
 
 
 def _in_model_order(blocks: dict[str, list[SavedRow]]) -> list[tuple[str, list[SavedRow]]]:

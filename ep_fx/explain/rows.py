@@ -69,7 +69,9 @@ class SavedRow:
         type: its type, ``f32[s0, 64]``.
         bytes: at typical sizes; 0 where nothing is known.
         formula: bytes as text, in symbols where they depend on sizes.
-        shares: whether it is a view of another kept value or of a parameter, and costs no memory of its own.
+        shares: whether its memory is that of a value further up, or of a parameter or an input: it costs nothing more.
+        kept: bytes that stay in memory because of it and of no value further up, at typical sizes: all of the memory
+            that it is a view of, also where no kept value reaches; 0 where it shares.
     """
 
     node: str
@@ -79,6 +81,7 @@ class SavedRow:
     bytes: int
     formula: str
     shares: bool
+    kept: int
 
 
 @dataclass(frozen=True)
@@ -156,13 +159,15 @@ def _unbacked(value: object) -> set[str]:
 def saved_rows(subject: Subject) -> Iterator[SavedRow]:
     """One row for each value that goes from forward to backward, in order of its first use there."""
     sizes, symbols, aliases = TypicalSizes(subject.graph), subject.text.symbols, subject.facts.aliases
+    updated = {buffer.placeholder for buffer in subject.graph.manifest.buffers if buffer.mutated}
     seen: set[Memory] = set()
     for node in saved_values(subject.graph):
         where, value = subject.where(node), node.meta.get("val")
         size = bytes_of(value)
         memory = aliases.memory(node)
-        shares = bool(memory) and all(m in seen or _is_placeholder(m[0]) for m in memory)
-        seen.update(memory)
+        copied = any(root.target in updated for root, _ in memory)
+        new = [m for m in memory if m not in seen and m[0].op != "placeholder"]
+        seen.update(new)
         yield SavedRow(
             node=where.node,
             module=where.module,
@@ -170,12 +175,20 @@ def saved_rows(subject: Subject) -> Iterator[SavedRow]:
             type=symbols.type(value),
             bytes=0 if size is None else sizes.number(size),
             formula="0" if size is None else str(symbols.rename(size)),
-            shares=shares,
+            shares=bool(memory) and not new and not copied,
+            kept=sizes.bytes(value) if copied else sum(sizes.bytes(_value(m)) for m in new),
         )
 
 
-def _is_placeholder(node: fx.Node) -> bool:
-    return node.op == "placeholder"
+def _value(memory: Memory) -> object:
+    """The value with which memory begins, all of which stays while a view of it does."""
+    node, index = memory
+    value = node.meta.get("val")
+    if index is None:
+        return value
+    if isinstance(value, (list, tuple)):
+        return value[index]
+    return next((user.meta.get("val") for user in node.users if user.args[1:] == (index,)), None)  # of a context
 
 
 def peak_rows(subject: Subject) -> Iterator[PeakRow]:

@@ -1,7 +1,8 @@
 """Numbers for the sizes of a graph: symbols of inputs as in the trace, rows of an exchange as on balanced routing.
 
     s0, s1, ..    the size with which the graph was traced
-    u0, u1, ..    rows that arrive from an exchange: as many as this rank sends; 1 where a symbol is none of these
+    u0, u1, ..    rows of a dispatch, with an exchange or without: as many as this rank sends; 1 where a symbol is none
+                  of these
 
 For pictures and estimates only; no rule reads them.
 """
@@ -20,6 +21,8 @@ from ep_fx.graph.values import Size, bytes_of, expression
 
 _ROWS_SENT = 2
 """Place of the number of rows among the arguments of a dispatch context."""
+_INDICES = 3
+"""Place of the permuted indices, one for each row that arrives, among the results of a dispatch."""
 
 
 class TypicalSizes:
@@ -36,7 +39,12 @@ class TypicalSizes:
             value = node.meta.get("val")
             self._learn_hints(value)
             if role_of(node) is Role.GETITEM and role_of(cast(fx.Node, node.args[0])) is Role.CONTEXT:
-                self._learn_rows(node, value)
+                context = cast(fx.Node, node.args[0])
+                self._learn_rows(context.args[_ROWS_SENT], value)
+            if role_of(node) is Role.DISPATCH and isinstance(value, (list, tuple)):
+                sent = cast(fx.Node, node.args[0]).meta["val"].shape[0]
+                self._learn_rows(sent, list(value[0].shape[:1]))
+                self._learn_rows(sent, list(value[_INDICES].shape))
 
     def _learn_hints(self, value: Any) -> None:
         for size in value.shape if isinstance(value, torch.Tensor) else (value,):
@@ -45,10 +53,8 @@ class TypicalSizes:
                     self._known.setdefault(symbol, int(hint))
                 return
 
-    def _learn_rows(self, field: fx.Node, value: Any) -> None:
+    def _learn_rows(self, rows: Any, value: Any) -> None:
         """As many rows arrive as are sent, and each rank's part of the splits is the same."""
-        context = cast(fx.Node, field.args[0])
-        rows = context.args[_ROWS_SENT]
         sent = self.number(rows.meta["val"] if isinstance(rows, fx.Node) else rows)
         sizes = list(value.shape) if isinstance(value, torch.Tensor) and value.dim() == 1 else value
         if not isinstance(sizes, (list, tuple)) or not sizes:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import operator
 from typing import Any
 
+import pytest
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -13,7 +15,18 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from ep_fx.cost import peaks
 from ep_fx.explain import Explanation, explain
 from ep_fx.explain.table import Table, fold
-from ep_fx.graph import Manifest, MeshSpec, ParallelGraph, Role, is_backward, is_collective, split
+from ep_fx.graph import (
+    Manifest,
+    MeshSpec,
+    NodeInfo,
+    ParallelGraph,
+    Phase,
+    Role,
+    is_backward,
+    is_collective,
+    set_info,
+    split,
+)
 from ep_fx.graph.split import saved_values
 from ep_fx.testing.synthetic import logical_step, parallel_step
 
@@ -84,7 +97,37 @@ def test_a_view_of_a_kept_value_costs_nothing_more(graph: ParallelGraph) -> None
     before, after = explain(graph), explain(copy)
     assert [row.node for row in after.saved if row.shares] in (["alias"], [after._subject.text.names[value]])
     assert len(after.saved) == len(before.saved) + 1
-    assert sum(r.bytes for r in after.saved if not r.shares) == sum(r.bytes for r in before.saved if not r.shares)
+    assert sum(r.kept for r in after.saved) == sum(r.kept for r in before.saved)
+
+
+@pytest.mark.parametrize("halves", [(0,), (1,), (0, 1)])
+def test_a_part_of_a_value_keeps_all_of_its_memory_and_two_parts_keep_it_once(halves: tuple[int, ...]) -> None:
+    graph, facts = fx.Graph(), Manifest(MeshSpec({}, {}), (), (), ("x",), ("tangent",), 1, (0,))
+    with FakeTensorMode() as mode:
+        x, tangent = graph.placeholder("x"), graph.placeholder("tangent")
+        x.meta["val"], tangent.meta["val"] = (mode.from_tensor(torch.ones(n)) for n in (10, 3))
+        step = ParallelGraph(graph, facts)
+        whole = _call(step, torch.ops.aten.neg.default, x)
+        parts = _call(step, torch.ops.aten.split.Tensor, whole, 5)
+        used = [_call(step, operator.getitem, parts, i) for i in halves]
+        found = [_call(step, torch.ops.aten.mul.Tensor, part, tangent, phase=Phase.BACKWARD) for part in used]
+    graph.output(((whole,), (), tuple(found[:1])))
+    rows = explain(step).saved
+    assert [row.bytes for row in rows] == [5 * 4] * len(halves)
+    assert [row.kept for row in rows] == [10 * 4, 0][: len(halves)]
+
+
+def _call(graph: ParallelGraph, target: Any, *args: Any, phase: Phase = Phase.FORWARD) -> fx.Node:
+    node = graph.graph.call_function(target, args)
+    values = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args]
+    node.meta["val"] = target(*values) if phase is Phase.FORWARD else values[0]
+    set_info(node, NodeInfo(phase=phase))
+    return node
+
+
+def test_the_elements_of_a_context_are_counted_like_those_of_any_result(explanation: Explanation) -> None:
+    row = next(row for row in explanation.saved if row.node == "context.permuted_indices")
+    assert row.kept == row.bytes == 96 * 8
 
 
 def test_peaks_are_those_of_the_cost_model(explanation: Explanation) -> None:
