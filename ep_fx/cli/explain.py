@@ -34,7 +34,10 @@ def explain(
     pipeline: opt.PipelineOption = None,
     json: opt.JsonOption = False,
 ) -> int:
-    """Units, collectives, bytes, host syncs, kept values and peak of a step; or answers about one node."""
+    """Units, collectives, bytes, host syncs, kept values and peak of a step; or answers about one node.
+
+    Exit 1 where an answer names a rule that the graph breaks.
+    """
     answers: list[GatherAnswer | WaitersAnswer | GradientAnswer] = []
     with Stages() as stages:
         built = opt.build(subject, opt.Options(mesh, world, batch, seq, dynamic, pipeline), stages)
@@ -50,10 +53,11 @@ def explain(
             facts = found.to_dict() if json and not answers else None
     if json:
         print_json(facts or {"answers": [answer.to_json() for answer in answers]})
-        return 0
-    if answers:
+    elif answers:
         print_text("\n".join(map(str, answers)))
-        return 0
+    if json or answers:
+        broken = any(reason.broken for answer in answers for reason in answer.reasons)
+        return int(Code.BROKEN if broken else Code.OK)
     print_text(f"{found.headline}\n")
     for table in tables:
         print_table(table)

@@ -15,7 +15,6 @@ from ep_fx.graph.gathers import Gather
 from ep_fx.graph.places import group_argument
 from ep_fx.graph.texts import group_text, plural
 from ep_fx.graph.values import bytes_text
-from ep_fx.verify import RULES
 from ep_fx.verify.regions import Region
 
 
@@ -122,30 +121,30 @@ def _unshard(subject: Subject, name: str) -> fx.Node:
 
 def _reasons(subject: Subject, unshard: fx.Node, gathers: list[Gather], readers: list[fx.Node]) -> Iterator[Reason]:
     facts, names = subject.facts, subject.text.names
+    about = {unshard, *readers, *(reshard for g in gathers for reshard in g.reshards)}
     if readers:
         owner = next(g for g in gathers if readers[0] in g.readers)
-        yield _reason("live", f"%{names[readers[0]]} reads {owner.name}, of which this rank holds a shard only")
+        here = f"%{names[readers[0]]} reads {owner.name}, of which this rank holds a shard only"
+        yield subject.reason("live", here, about)
     if facts.is_backward(unshard) and (freed := _freed_in_forward(subject, gathers)) is not None:
-        yield _reason(
+        yield subject.reason(
             "once",
             f"forward freed the unit at %{names[freed]} (reshard_after_forward=true), and each direction that uses a "
             "parameter gathers it once",
+            about,
         )
     for region in _regions(subject, gathers):
         start = _starts(subject, region, facts.is_backward(unshard))
         if start is not None:
-            yield _reason(
+            yield subject.reason(
                 "ep-order",
                 f"experts are whole before the rows of {region.name} travel at %{names[start]}; later would hold up "
                 "ranks that wait for rows",
+                about,
             )
     depth = facts.manifest.prefetch_depth
     ahead = f"at most {plural(depth, 'unit')}" if depth else "no unit"
-    yield _reason("peak", f"not earlier: {ahead} may be gathered ahead of the first use")
-
-
-def _reason(rule: str, here: str) -> Reason:
-    return Reason(rule, RULES[rule].sentence, here)
+    yield subject.reason("peak", f"not earlier: {ahead} may be gathered ahead of the first use", about)
 
 
 def _freed_in_forward(subject: Subject, gathers: list[Gather]) -> fx.Node | None:

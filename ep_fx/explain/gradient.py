@@ -10,9 +10,8 @@ from torch import fx
 
 from ep_fx.explain.names import Reason, Subject, UnknownNameError, Where, lookup
 from ep_fx.explain.table import plain
-from ep_fx.graph import Role, role_of
+from ep_fx.graph import ParameterSpec, Role, role_of
 from ep_fx.graph.texts import plural
-from ep_fx.verify import RULES
 from ep_fx.verify.reading import arg
 from ep_fx.verify.reductions import dims_of, due_dims, gradient_path
 
@@ -76,7 +75,8 @@ class GradientAnswer:
 
     def __str__(self) -> str:
         kind = "expert" if self.expert else "dense"
-        differ = ", ".join(self.due) or "no dimension: every rank computes the whole gradient"
+        whole = "of its own experts" if self.expert and self.inside else "of the parameter"
+        differ = ", ".join(self.due) or f"no dimension: every rank computes the whole gradient {whole}"
         inside = f"; the exchange of tokens has summed over {', '.join(self.inside)}" if self.inside else ""
         lines = [
             f"the gradient of {self.parameter} ({kind}, unit {self.unit})",
@@ -115,7 +115,7 @@ def gradient_of(subject: Subject, name: str) -> GradientAnswer:
         inside=manifest.mesh.live(("ep",)) if spec.layout.is_expert else (),
         divisor=path.divisor,
         due_divisor=manifest.grad_divisor,
-        reasons=tuple(_reasons(subject, due, spec.layout.is_expert)),
+        reasons=tuple(_reasons(subject, spec, due, order)),
     )
 
 
@@ -128,11 +128,12 @@ def _step(subject: Subject, node: fx.Node) -> GradientStep:
     return GradientStep(subject.where(node), "divide", (), 1, factor)
 
 
-def _reasons(subject: Subject, due: tuple[str, ...], expert: bool) -> Iterator[Reason]:
+def _reasons(subject: Subject, spec: ParameterSpec, due: tuple[str, ...], nodes: list[fx.Node]) -> Iterator[Reason]:
     manifest = subject.graph.manifest
     summed = f"summed once over {', '.join(due)}" if due else "summed over nothing"
-    because = ", not over ep: the rows of all its ranks were computed here" if expert else ""
-    yield Reason("reduce-once", RULES["reduce-once"].sentence, f"{summed}{because}")
+    exchanged = spec.layout.is_expert and manifest.mesh.live(("ep",))
+    because = ", not over ep: the rows of all its ranks were computed here" if exchanged else ""
+    yield subject.reason("reduce-once", f"{summed}{because}", nodes, spec.name)
     ranks = manifest.mesh.data_ranks
     here = f"the mean over {plural(ranks, 'data rank')}" if manifest.grad_reduce == "mean" else "a sum is not divided"
-    yield Reason("divisor", RULES["divisor"].sentence, f"grad_reduce={manifest.grad_reduce}: {here}")
+    yield subject.reason("divisor", f"grad_reduce={manifest.grad_reduce}: {here}", nodes, spec.name)

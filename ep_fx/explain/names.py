@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,8 +12,8 @@ from torch import fx
 
 from ep_fx.graph import ParallelGraph, info_of, target_name
 from ep_fx.graph.printer import GraphText
-from ep_fx.graph.texts import source_text
-from ep_fx.verify import Facts
+from ep_fx.graph.texts import plural, source_text
+from ep_fx.verify import RULES, Facts, Violation
 
 T = TypeVar("T")
 
@@ -38,14 +39,23 @@ class Where:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why something is as it is: the rule that would be broken otherwise, what it says, and what it says here."""
+    """Why something is as it is: the rule that would be broken otherwise, what it says, and what it says here.
+
+    Args:
+        rule, sentence: the rule.
+        here: what it says here; of a rule that this graph breaks, only what is due.
+        broken: where and how this graph breaks it, a violation of what was asked about first; None where it holds.
+    """
 
     rule: str
     sentence: str
     here: str
+    broken: str | None = None
 
     def __str__(self) -> str:
-        return f"rule {self.rule}: {self.here}"
+        if self.broken is None:
+            return f"rule {self.rule}: {self.here}"
+        return f"rule {self.rule} is BROKEN in this graph: {self.broken}; ep-fx verify shows all of it"
 
 
 class Subject:
@@ -60,11 +70,30 @@ class Subject:
         self.facts = Facts(graph)
         self.text = GraphText(graph)
         self.nodes = {name: node for node, name in self.text.names.items()}
+        self._violations: dict[str, tuple[Violation, ...]] = {}
 
     def where(self, node: fx.Node) -> Where:
         """`node` for a reader."""
         info = info_of(node)
         return Where(self.text.names[node], target_name(node).split("::")[-1], info.fqn, info.source)
+
+    def reason(self, rule: str, here: str, about: Collection[fx.Node] = (), name: str | None = None) -> Reason:
+        """The rule as a reason, checked on this graph.
+
+        Args:
+            rule: id of the rule.
+            here: what it says of what was asked about, where it holds.
+            about, name: nodes, and a parameter, whose violations are shown before others.
+        """
+        if rule not in self._violations:
+            self._violations[rule] = tuple(RULES[rule].check(self.facts))
+        found = self._violations[rule]
+        if not found:
+            return Reason(rule, RULES[rule].sentence, here)
+        first = min(found, key=lambda v: (name not in re.split(r"[\s,:]+", v.expected), v.at not in about))
+        more = f" ({plural(len(found) - 1, 'more violation')})" if len(found) > 1 else ""
+        broken = f"at %{self.text.names.get(first.at, first.at.name)}: expected {first.expected}, got {first.got}{more}"
+        return Reason(rule, RULES[rule].sentence, here, broken)
 
     def node(self, name: str, also: Iterable[str] = ()) -> fx.Node:
         """The node called `name`, with or without its ``%``.

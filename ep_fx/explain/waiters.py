@@ -17,7 +17,6 @@ from ep_fx.graph.sizes import TypicalSizes
 from ep_fx.graph.summary import collective_kind, traced_bytes
 from ep_fx.graph.texts import group_text, plural
 from ep_fx.graph.values import bytes_text
-from ep_fx.verify import RULES
 
 _WAITS = frozenset(WAIT_OF.values())
 _SHOWN = 6
@@ -137,10 +136,11 @@ def _readers(wait: fx.Node) -> Iterator[fx.Node]:
 
 
 def _reasons(subject: Subject, node: fx.Node, wait: fx.Node | None) -> Iterator[Reason]:
-    if wait is not None:
-        here = f"the result of %{subject.text.names[node]} is used through %{subject.text.names[wait]} alone"
-        yield Reason("wait", RULES["wait"].sentence, here)
+    name = subject.text.names[node]
+    through = "a wait, and nobody waits" if wait is None else f"%{subject.text.names[wait]} alone"
+    here = f"the result of %{name} is used through {through}"
+    yield subject.reason("wait", here, (node,) if wait is None else (node, wait))
     context = subject.text.places.context(node)
     if context is not None:
         here = f"its sizes are the splits of %{subject.text.names[context]}, as of every exchange of this run"
-        yield Reason("pair", RULES["pair"].sentence, here)
+        yield subject.reason("pair", here, (node, context))

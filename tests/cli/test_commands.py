@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from ep_fx.graph import parse_graph
+from ep_fx.graph import Role, parse_graph
+from ep_fx.graph.printer import print_graph
 from ep_fx.verify import verify
 from tests.cli.conftest import MESH, Run
 
@@ -53,6 +54,20 @@ def test_explain_prints_all_tables_or_the_answers_asked_for(run: Run, printed: P
     found = run("explain", printed, *asked, "--json").json["answers"]
     assert [next(iter(answer.values())) for answer in found][2] == f"{EXPERTS}.w1"
     assert found[0]["reasons"][0]["rule"] == "live"
+
+
+def test_an_answer_that_names_a_broken_rule_says_so_and_exits_with_1(run: Run, printed: Path, tmp_path: Path) -> None:
+    graph = parse_graph(printed.read_text())
+    for node in graph.nodes(Role.SCALE_GRAD):
+        node.args = (node.args[0], 2.0)
+    path = tmp_path / "wrong.txt"
+    path.write_text(print_graph(graph))
+    asked = ("explain", path, "--gradient", f"{EXPERTS}.w1")
+    ran = run(*asked)
+    assert (ran.code, "rule divisor is BROKEN" in ran.out) == (1, True)
+    assert "rule reduce-once: " in ran.out
+    assert run(*asked, "--json").code == 1
+    assert run("explain", path).code == 0
 
 
 def test_verify_gives_every_rule(run: Run, printed: Path) -> None:

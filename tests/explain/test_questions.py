@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from torch import fx
 
-from ep_fx.explain import Explanation, UnknownNameError, explain
+from ep_fx.explain import Explanation, GatherAnswer, GradientAnswer, UnknownNameError, WaitersAnswer, explain
 from ep_fx.graph import ParallelGraph, Phase, Role, role_of
 from ep_fx.testing.synthetic import Sizes, parallel_step
 from ep_fx.verify import verify
@@ -76,6 +76,59 @@ def test_the_rules_that_an_answer_names_break_without_the_gather_earlier_or_late
     copy, unshard = twin(step, name)
     edit(copy, unshard)
     assert rule in verify(copy).broken
+
+
+def quoted(answer: GatherAnswer | WaitersAnswer | GradientAnswer) -> dict[str, str | None]:
+    return {reason.rule: reason.broken for reason in answer.reasons}
+
+
+@pytest.mark.parametrize("edit", [read_shards, start_first, start_after_dispatch, None])
+def test_a_rule_is_called_broken_in_every_answer_that_names_it_where_verify_finds_it_broken(
+    step: ParallelGraph, edit: Callable[[ParallelGraph, fx.Node], None] | None
+) -> None:
+    copy, unshard = twin(step, name_of(step, EXPERTS, Phase.FORWARD))
+    if edit is not None:
+        edit(copy, unshard)
+    found, broken = explain(copy), verify(copy).broken
+    names = found._subject.text.names
+    answers = [found.why(names[n]) for n in copy.nodes(Role.UNSHARD)]
+    seen = set[str]()
+    for answer in [*answers, *(found.waiters(names[n]) for n in found._subject.facts.collectives)]:
+        for rule, text in quoted(answer).items():
+            assert (text is not None) == (rule in broken)
+            assert ("BROKEN" in str(answer)) == any(quoted(answer).values())
+            seen.add(rule)
+    assert seen == {"live", "once", "ep-order", "peak", "wait", "pair"}
+
+
+@pytest.mark.parametrize("edit", ["group", "divisor"])
+def test_a_broken_reduction_is_called_broken_and_its_own_violation_is_shown(step: ParallelGraph, edit: str) -> None:
+    copy = step.copy()
+    if edit == "group":
+        node = next(n for n in copy.nodes(Role.REDUCE_GRAD) if n.args[2] == copy.manifest.mesh.groups[("fsdp",)])
+        node.args = (*node.args[:2], copy.manifest.mesh.groups[("ep",)])
+    else:
+        for node in copy.nodes(Role.SCALE_GRAD):
+            node.args = (node.args[0], 2.0)
+    rule = {"group": "reduce-once", "divisor": "divisor"}[edit]
+    name = f"{EXPERTS}.w2"
+    found = explain(copy).gradient(name)
+    text = quoted(found)[rule]
+    assert text is not None
+    assert name in text
+    assert rule in verify(copy).broken
+    assert "not over ep" not in str(found) or edit == "divisor"
+    assert f"rule {rule} is BROKEN in this graph: at %" in str(found)
+
+
+@pytest.mark.parametrize(("fsdp", "ep", "differs"), [
+    (1, 2, "over no dimension: every rank computes the whole gradient of its own experts"), (2, 1, "over fsdp\n"),
+])
+def test_an_expert_differs_over_ep_in_its_experts_not_in_their_gradient(fsdp: int, ep: int, differs: str) -> None:
+    text = str(explain(parallel_step(1, Sizes(fsdp=fsdp, ep=ep))).gradient(f"{EXPERTS}.w1"))
+    assert differs in text
+    assert ("the exchange of tokens has summed over ep" in text) == (ep > 1)
+    assert ("not over ep" in text) == (ep > 1)
 
 
 def test_why_is_this_gather_here(step: ParallelGraph) -> None:
