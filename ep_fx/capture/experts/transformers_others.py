@@ -78,26 +78,19 @@ def _step3p7(module: Any, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tenso
 
 
 def _longcat(module: Any, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-    """Ids from the number of routed experts on are experts that return the token itself."""
-    number = module.num_routed_experts
-
     def rows(x: Tensor, counts: Tensor) -> Tensor:
-        weight = module.gate_up_proj[:number] if module.zero_expert_num else module.gate_up_proj
-        gate, up = _product(x, weight, counts, True).chunk(2, dim=-1)
+        gate, up = _product(x, module.gate_up_proj, counts, True).chunk(2, dim=-1)
         return _product(module.act_fn(gate) * up, module.down_proj, counts, True)
 
-    is_zero = ids >= number
-    routed = moe(hidden, ids.clamp(max=number), weights, rows, number)
-    kept: Tensor = hidden * (weights * is_zero).sum(-1, keepdim=True)
-    return routed + kept.to(hidden.dtype)
+    return moe(hidden, ids, weights, rows, module.num_routed_experts)
 
 
 def _longcat_refuses(module: Any, ep: int) -> str | None:
-    if ep == 1 or not module.zero_expert_num:
+    if not module.zero_expert_num:
         return None
     return (
         f"gate_up_proj has {module.total_experts} rows, {module.zero_expert_num} of them for experts without weights, "
-        f"and down_proj has {module.num_routed_experts}: they cannot be split alike over ep={ep}; accepted: ep=1, or "
+        f"and down_proj has {module.num_routed_experts}: they are not parameters of the same experts; accepted: "
         "zero_expert_num=0"
     )
 
