@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -50,12 +53,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     try:
-        result = app([part for part in given if part != "--debug"], prog_name="ep-fx", standalone_mode=False)
+        with _torch_logs(shown=debug or "TORCH_LOGS" in os.environ):
+            result = app([part for part in given if part != "--debug"], prog_name="ep-fx", standalone_mode=False)
         return int(result or 0)
     except Exception as error:
         if debug:
             traceback.print_exc()
         return _failed(error, as_json="--json" in given, debug=debug)
+
+
+@contextmanager
+def _torch_logs(shown: bool) -> Iterator[None]:
+    """What torch logs while it captures: of an error, the same once more and its trace, which come with ``--debug``."""
+    names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "torch"]
+    levels = {} if shown else {logging.getLogger(name): logging.getLogger(name).level for name in ["torch", *names]}
+    for logger in levels:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 def _failed(error: Exception, as_json: bool, debug: bool) -> int:

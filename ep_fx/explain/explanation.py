@@ -144,7 +144,7 @@ class Explanation:
     def _sizes(self) -> str:
         """Which sizes of the inputs the bytes are worked out for, where they are free."""
         hints = ", ".join(f"{name}={size}" for name, size in self._subject.text.symbols.hints.items())
-        return f"; sizes {hints}, as in the trace" if hints else ""
+        return f"; sizes {hints}, as in the trace, not of a run: rows and JSON have the formulas" if hints else ""
 
     # -- tables ----------------------------------------------------------------------------------------------------
     def _units(self) -> Table:
@@ -164,8 +164,9 @@ class Explanation:
             for c in self.collectives
         ]
         columns = ("direction", "collective", "over", "ranks", "count", "bytes a rank", "exactly")
-        note = f"bytes of the larger side; R counted as on balanced routing{self._sizes}"
-        return Table("collectives", columns, tuple(rows), note if any(row[6] for row in rows) else "")
+        note = "bytes: the whole of a gather, what a rank sends in any other collective"
+        free = f"; R counted as on balanced routing{self._sizes}" if any(row[6] for row in rows) else ""
+        return Table("collectives", columns, tuple(rows), note + free if rows else "")
 
     def _syncs(self) -> Table:
         rows = [(s.module or "-", s.phase.value, s.why, source_text(s.source or "-")) for s in self.host_syncs]

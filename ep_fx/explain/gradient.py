@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -15,6 +15,7 @@ from ep_fx.graph.texts import plural
 from ep_fx.verify.reading import arg
 from ep_fx.verify.reductions import dims_of, due_dims, gradient_path
 
+_SHOWN = 5
 _WORDS = {Role.REDUCE_GRAD: "reduce-scatter", Role.ALL_REDUCE_GRAD: "all-reduce"}
 
 
@@ -89,13 +90,14 @@ class GradientAnswer:
 
 
 def gradient_of(subject: Subject, name: str) -> GradientAnswer:
-    """The answer for the parameter called `name`.
+    """The answer for the parameter called `name`, or for the one whose name ends in ``.`` and `name`.
 
     Raises:
-        UnknownNameError: no such parameter, or one that is not trained here.
+        UnknownNameError: no such parameter, several that end so, or one that is not trained here.
     """
     manifest = subject.graph.manifest
-    spec = lookup(name, manifest.names, "parameter")
+    spec = _parameter(manifest.names, name)
+    name = spec.name
     if not spec.trainable:
         raise UnknownNameError(f"parameter {name!r} is frozen, or the graph has no backward: it has no gradient here")
     due = due_dims(manifest, spec)
@@ -117,6 +119,16 @@ def gradient_of(subject: Subject, name: str) -> GradientAnswer:
         due_divisor=manifest.grad_divisor,
         reasons=tuple(_reasons(subject, spec, due, order)),
     )
+
+
+def _parameter(known: Mapping[str, ParameterSpec], name: str) -> ParameterSpec:
+    ends = [full for full in known if full.endswith(f".{name}")]
+    if name in known or not ends:
+        return lookup(name, known, "parameter")
+    if len(ends) == 1:
+        return known[ends[0]]
+    shown = ", ".join(ends[:_SHOWN]) + (f" and {len(ends) - _SHOWN} more" if len(ends) > _SHOWN else "")
+    raise UnknownNameError(f"{name!r} is the end of several parameters' names: {shown}; ask about one of them")
 
 
 def _step(subject: Subject, node: fx.Node) -> GradientStep:

@@ -17,6 +17,8 @@ from ep_fx.graph.split import saved_values
 from ep_fx.graph.values import bytes_of, expression
 
 _READ_BACK = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::equal", "aten::is_nonzero"})
+_EP_SIZE = 3
+"""Place of the number of ranks of its exchange among the arguments of a dispatch."""
 _OURS = ("ep_fx::", "_c10d_functional::")
 
 
@@ -135,6 +137,8 @@ def sync_rows(subject: Subject) -> Iterator[SyncRow]:
 
 
 def _read_back(node: fx.Node) -> str | None:
+    if role_of(node) is Role.DISPATCH and node.args[_EP_SIZE] == 1:
+        return "how many rows the experts get: no exchange, all are this rank's"
     if role_of(node) in (Role.CONTEXT, Role.DISPATCH):
         return "the splits of the token exchange: how many rows go to each rank and come from it"
     name = target_name(node)

@@ -33,7 +33,8 @@ class WaitersAnswer:
         subject: MoE region or FSDP unit.
         phase: in which half it is.
         over, ranks: mesh dimensions, and how many ranks that is.
-        bytes: on one rank, at typical sizes; None where nothing is known.
+        bytes: the whole of a gather, else what one rank sends, at typical sizes; None where nothing is known.
+        formula: the same in rows and sizes, where it depends on them; else empty.
         wait: the node that waits; None where nobody does.
         readers: who reads the result, after the wait, in order.
         between: what computes after it starts and before the wait, in order.
@@ -47,6 +48,7 @@ class WaitersAnswer:
     over: str
     ranks: int
     bytes: int | None
+    formula: str
     wait: Where | None
     readers: tuple[Where, ...]
     between: tuple[Where, ...]
@@ -58,6 +60,7 @@ class WaitersAnswer:
 
     def __str__(self) -> str:
         size = "" if self.bytes is None else f", {bytes_text(self.bytes)} a rank"
+        size += f" ({self.formula}, counted at the sizes of the trace and on balanced routing)" if self.formula else ""
         lines = [
             f"%{self.node.node} is the {self.kind} of {self.subject or 'no region'} in {self.phase.value}",
             f"  travels   over {self.over} ({plural(self.ranks, 'rank')}){size}",
@@ -99,6 +102,7 @@ def waiters_of(subject: Subject, name: str) -> WaitersAnswer:
         over=group_text(group, mesh),
         ranks=mesh.size(*(mesh.dims_of(group) or ())),
         bytes=None if size is None else TypicalSizes(subject.graph).number(size),
+        formula="" if size is None or isinstance(size, int) else str(subject.text.symbols.rename(size)),
         wait=None if wait is None else subject.where(wait),
         readers=tuple(map(subject.where, readers)),
         between=tuple(map(subject.where, between)),

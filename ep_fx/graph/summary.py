@@ -4,8 +4,8 @@
     forward    unshard          fsdp,ep       4  1.2 MiB
     forward    dispatch         ep            2  512*R
 
-Bytes are those of the larger side on one rank. ``R`` stands for a number of rows known only at run time; each
-region has its own.
+Bytes are the whole of a gather, and what one rank sends in any other collective. ``R`` stands for a number of rows
+known only at run time; each region has its own.
 """
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def moved_bytes(node: fx.Node, places: Places, symbols: SymbolNames) -> Size | N
 
 
 def traced_bytes(node: fx.Node, places: Places) -> Size | None:
-    """Bytes of a collective's larger side: the gathered result of a gather, the argument of everything else; a formula
-    in the trace's own symbols where they depend on sizes.
+    """Bytes of a collective on one rank: the gathered result of a gather, the argument of everything else; a formula in
+    the trace's own symbols where they depend on sizes.
 
     Where no value is recorded, the bytes of the shards of its parameters.
     """

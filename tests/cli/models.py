@@ -37,6 +37,11 @@ def branching() -> tuple[nn.Module, tuple[Any, ...]]:
     return Branching(), (torch.ones(4),)
 
 
+def floats() -> nn.Module:
+    """Token ids do not fit it."""
+    return nn.Linear(4, 4)
+
+
 def number() -> int:
     return 7
 

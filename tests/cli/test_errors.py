@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,21 @@ def test_one_line_and_the_exit_code(run: Run, arguments: tuple[str, ...], code: 
     assert lines[0].startswith("ep-fx: ")
     assert message in lines[0]
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_what_torch_logs_of_an_error_comes_with_debug_only(
+    run: Run, debug: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: list[str] = []
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    monkeypatch.setattr(logger, "handle", lambda record: logged.append(record.getMessage()))
+    level = logger.level
+    ran = run("explain", f"{MODELS}:floats", "--mesh", "fsdp=2", *(["--debug"] if debug else []))
+    assert ran.code == Code.CAPTURE
+    assert bool(logged) == debug
+    assert debug or len(ran.err.splitlines()) == 1
+    assert logger.level == level
 
 
 def test_a_folder_without_a_config_and_one_of_an_unknown_kind(run: Run, tmp_path: Path) -> None:

@@ -182,6 +182,15 @@ def test_which_reductions_does_this_gradient_meet(step: ParallelGraph) -> None:
     assert expert.computed.operator == "grouped_mm_backward"
 
 
+def test_a_parameter_may_be_called_by_the_end_of_its_name_where_one_ends_so(step: ParallelGraph) -> None:
+    found = explain(step)
+    assert found.gradient("experts.w1") == found.gradient(f"{EXPERTS}.w1")
+    with pytest.raises(UnknownNameError, match=r"'w1' is the end of several .* layers\.0\.experts\.w1, layers\.1"):
+        explain(parallel_step(2)).gradient("w1")
+    with pytest.raises(UnknownNameError, match=r"no parameter 'xperts\.w1'"):
+        found.gradient("xperts.w1")
+
+
 def test_a_wrong_divisor_is_read_from_the_graph_beside_what_is_due(step: ParallelGraph) -> None:
     copy = step.copy()
     for node in copy.nodes(Role.SCALE_GRAD):

@@ -28,7 +28,8 @@ from ep_fx.graph import (
     split,
 )
 from ep_fx.graph.split import saved_values
-from ep_fx.testing.synthetic import logical_step, parallel_step
+from ep_fx.graph.values import bytes_of
+from ep_fx.testing.synthetic import Sizes, logical_step, parallel_step
 
 
 def test_units_say_what_a_rank_holds_and_what_a_gather_makes_of_it(explanation: Explanation) -> None:
@@ -51,12 +52,30 @@ def test_every_collective_is_counted_with_the_size_of_its_group(explanation: Exp
 
 def test_bytes_that_depend_on_free_sizes_say_for_which_sizes_they_are(explanation: Explanation) -> None:
     notes = {table.title: table.note for table in explanation.tables()}
-    assert all("sizes s0=6, s1=8, as in the trace" in notes[title] for title in ("collectives", "kept for backward"))
+    for title in ("collectives", "kept for backward"):
+        assert "sizes s0=6, s1=8, as in the trace, not of a run" in notes[title]
 
 
 def test_the_one_host_sync_of_a_layer_is_its_splits(explanation: Explanation) -> None:
     assert [sync.node for sync in explanation.host_syncs] == ["context"]
     assert len(explain(parallel_step(3)).host_syncs) == 3
+
+
+@pytest.mark.parametrize("ep", [1, 2])
+def test_a_host_sync_speaks_of_an_exchange_where_there_is_one(ep: int) -> None:
+    (sync,) = explain(parallel_step(1, Sizes(ep=ep))).host_syncs
+    assert ("of the token exchange" in sync.why) == (ep > 1)
+
+
+def test_bytes_are_those_that_the_note_says(explanation: Explanation) -> None:
+    table = next(table for table in explanation.tables() if table.title == "collectives")
+    assert table.note.startswith("bytes: the whole of a gather, what a rank sends in any other collective; R counted")
+    names = explanation._subject.nodes
+    for row, sent in (("all_to_all_single_1", "send_rows"), ("all_to_all_single_2", "ungroup")):
+        answer = explanation.waiters(row)
+        assert answer.formula == str(explanation._subject.text.symbols.rename(bytes_of(names[sent].meta["val"]) or 0))
+        assert answer.formula in str(answer)
+        assert "on balanced routing" in str(answer)
 
 
 def test_an_operator_whose_result_has_a_size_of_its_own_is_a_host_sync() -> None:
