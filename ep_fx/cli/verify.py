@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -9,7 +12,9 @@ import typer
 from ep_fx.cli import options as opt
 from ep_fx.cli.failure import Code, FailedError
 from ep_fx.cli.output import Stages, print_json, print_text
-from ep_fx.graph import info_of
+from ep_fx.graph import ParallelGraph, info_of
+from ep_fx.graph.names import value_names
+from ep_fx.graph.places import Places
 from ep_fx.verify import RULES, Report
 from ep_fx.verify import verify as run_rules
 from ep_fx.verify.report import RuleResult
@@ -38,27 +43,40 @@ def verify(
         built = opt.build(subject, opt.Options(mesh, world, batch, seq, dynamic, pipeline), stages)
         with stages.stage("verify"):
             report = run_rules(built.graph, rule or None, types=types)
+    written = _as_written(Path(subject), built.graph)
     if json:
-        print_json(_facts(report))
+        print_json(_facts(report, written))
     else:
         print_text(str(report))
         if not built.graph.manifest.computation and (not rule or "computes" in rule):
             print_text("computes compared nothing: the graph has no record of what capture found (section `computes`)")
         if not report.ok:
-            print_text(report.explain())
+            print_text(written(report.explain()))
     return int(Code.OK if report.ok else Code.BROKEN)
 
 
-def _facts(report: Report) -> dict[str, Any]:
-    return {"ok": report.ok, "seconds": report.seconds, "rules": [_result(result) for result in report.results]}
+def _as_written(path: Path, graph: ParallelGraph) -> Callable[[str], str]:
+    """Turns the names of nodes in a text, ``%p9_grad``, into those of the file that the graph was read from."""
+    if not path.is_file():
+        return str
+    found = set(re.findall(r"%([\w.]+)", path.read_text(encoding="utf-8")))
+    names = {name.replace(".", "_"): name for name in found if name.replace(".", "_") not in found or "." not in name}
+    names |= {node.name: name for node, name in value_names(graph, Places(graph)).items() if node.op == "placeholder"}
+    return lambda text: re.sub(r"%(\w+)", lambda match: f"%{names.get(match[1], match[1])}", text)
 
 
-def _result(result: RuleResult) -> dict[str, Any]:
+def _facts(report: Report, written: Callable[[str], str]) -> dict[str, Any]:
+    rules = [_result(result, written) for result in report.results]
+    return {"ok": report.ok, "seconds": report.seconds, "rules": rules}
+
+
+def _result(result: RuleResult, written: Callable[[str], str]) -> dict[str, Any]:
     violations = []
     for found in result.violations:
         info = info_of(found.at)
-        where = {"node": found.at.name, "module": info.fqn, "source": info.source}
-        violations.append({**where, "expected": found.expected, "got": found.got, "remedy": found.remedy})
+        where = {"node": written(f"%{found.at.name}")[1:], "module": info.fqn, "source": info.source}
+        said = {"expected": found.expected, "got": found.got, "remedy": found.remedy}
+        violations.append(where | {key: written(text) for key, text in said.items()})
     return {
         "rule": result.rule.id,
         "sentence": result.rule.sentence,
