@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ep_fx.graph import ParallelGraph, Phase, Role
+from ep_fx.graph import ParallelGraph, Phase, Role, print_graph
 from ep_fx.testing import (
     SelectorError,
     assert_before,
@@ -18,6 +18,8 @@ from ep_fx.testing import (
     assert_live_range,
     assert_reduced_once,
     collective_lines,
+    parse_graph,
+    select,
 )
 from ep_fx.testing.assertions.equivalence import worst_token
 from ep_fx.testing.select import combine, dispatch, grouped_mm, reshard, unshard
@@ -141,6 +143,10 @@ def test_reductions(graph: ParallelGraph) -> None:
     assert "head (root)\n    expected  summed over fsdp, divided by 4\n    got       summed over fsdp,ep (by %" in text
     with pytest.raises(SelectorError, match=r"no trainable parameter 'heat'.*there are: embedding, "):
         assert_reduced_once(graph, "heat")
+    with pytest.raises(TypeError, match=r"over: expected a tuple of .*, got 'fsdp'; write over=\('fsdp',\)"):
+        assert_reduced_once(graph, over="fsdp")                         # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"over: expected dimensions of a mesh \(replicate, fsdp, ep, tp\), got 'fsd'"):
+        assert_reduced_once(graph, over=("fsd",))
 
 
 @pytest.mark.parametrize(
@@ -171,6 +177,24 @@ def test_collectives(graph: ParallelGraph) -> None:
     assert "+ reduce_grad layers.0 over fsdp,ep: expected none (%reduce_grad_" in text
 
 
+@pytest.mark.parametrize("phase", ["forwards", "Forward", "", "fwd"])
+def test_an_unknown_half_is_refused_by_all_that_take_one(graph: ParallelGraph, phase: Any) -> None:
+    for call in (
+        lambda: assert_collectives(graph, {}, phase), lambda: assert_collectives(graph, [], phase),
+        lambda: collective_lines(graph, phase),
+    ):
+        with pytest.raises(ValueError, match=f"phase: expected 'forward' or 'backward' or None .both., got '{phase}'"):
+            call()
+    for selector in (select.phase(phase), ~select.phase(phase), select.phase(phase) | "combine"):
+        with pytest.raises(SelectorError, match="phase"):
+            assert_count(graph, selector, 0)
+
+
+def test_one_text_is_no_list_of_lines(graph: ParallelGraph) -> None:
+    with pytest.raises(TypeError, match="expected: a list of patterns or a mapping"):
+        assert_collectives(graph, "*", "forward")
+
+
 def test_what_is_no_graph_is_refused() -> None:
     with pytest.raises(TypeError, match="expected a ParallelGraph"):
         assert_count("graph.txt", "unshard", 1)
@@ -191,3 +215,7 @@ def test_the_error_of_an_output_is_that_of_its_worst_token() -> None:
 
 def test_a_selection_by_phase_is_that_of_the_graph(graph: ParallelGraph) -> None:
     assert_count(graph, "node[phase=backward]", len(graph.nodes(phase=Phase.BACKWARD)))
+
+
+def test_a_graph_read_from_its_text_is_asserted_on(graph: ParallelGraph) -> None:
+    assert_collectives(parse_graph(print_graph(graph)), collective_lines(graph))

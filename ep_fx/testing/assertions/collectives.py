@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import fx
 
@@ -18,7 +18,11 @@ Half = Literal["forward", "backward"]
 
 
 def collective_lines(graph: Any, phase: Half | None = None) -> list[str]:
-    """One line for each collective in order: what it is for, its unit or layer, the mesh dimensions of its group."""
+    """One line for each collective in order: what it is for, its unit or layer, the mesh dimensions of its group.
+
+    Raises:
+        ValueError: `phase` is neither half.
+    """
     return [line for line, _ in _lines(index_of(graph), phase)]
 
 
@@ -33,8 +37,12 @@ def assert_collectives(
 
     Raises:
         AssertionError: shows which are missing (``-``), and which are there beside (``+``).
+        TypeError: `expected` is one text, whose letters would be taken for patterns.
+        ValueError: `phase` is neither half.
     """
     __tracebackhide__ = True
+    if isinstance(expected, str):
+        raise TypeError(f"expected: a list of patterns or a mapping of patterns to counts, got {expected!r}")
     index = index_of(graph)
     lines = _lines(index, phase)
     where = f"the collectives of {phase}" if phase else "the collectives"
@@ -45,6 +53,9 @@ def assert_collectives(
 
 
 def _lines(index: GraphIndex, phase: Half | None) -> list[tuple[str, fx.Node]]:
+    __tracebackhide__ = True
+    if phase not in (None, *get_args(Half)):
+        raise ValueError(f"phase: expected {' or '.join(map(repr, get_args(Half)))} or None (both), got {phase!r}")
     places, found = Places(index.graph), []
     for fact in index.facts:
         if is_collective(fact.node) and phase in (None, info_of(fact.node).phase.value):

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from ep_fx.graph import ParameterSpec
+from ep_fx.graph import MESH_DIMS, ParameterSpec
 from ep_fx.testing.assertions.matches import around, said
 from ep_fx.testing.graph_index import GraphIndex, index_of
 from ep_fx.testing.select import SelectorError
@@ -28,10 +28,13 @@ def assert_reduced_once(
     Raises:
         AssertionError: one line for each parameter whose gradient is reduced otherwise.
         SelectorError: a pattern that no trainable parameter has.
+        TypeError: `over` is one text, whose letters would be taken for dimensions.
+        ValueError: `over` names what is no dimension of a mesh.
     """
     __tracebackhide__ = True
     index = index_of(graph)
     manifest = index.graph.manifest
+    _check_over(over)
     wanted_divisor = manifest.grad_divisor if divisor is None else divisor
     lines, culprits = [], []
     for spec in _chosen(index, parameters):
@@ -47,6 +50,16 @@ def assert_reduced_once(
         culprits += [node for node, _ in steps] or _returned(index, spec)
     if lines:
         raise AssertionError(said("gradients are not reduced once", *lines, *around(index, culprits[:3])))
+
+
+def _check_over(over: tuple[str, ...] | None) -> None:
+    __tracebackhide__ = True
+    if isinstance(over, str):
+        raise TypeError(f"over: expected a tuple of mesh dimensions, got {over!r}; write over=({over!r},)")
+    unknown = [dim for dim in over or () if dim not in MESH_DIMS]
+    if unknown:
+        got = ", ".join(map(repr, unknown))
+        raise ValueError(f"over: expected dimensions of a mesh ({', '.join(MESH_DIMS)}), got {got}")
 
 
 def _chosen(index: GraphIndex, patterns: tuple[str, ...]) -> list[ParameterSpec]:
