@@ -156,3 +156,46 @@ def test_it_stays_smooth_when_all_of_twenty_thousand_nodes_are_open(open_page: O
     print("frames:", [f"{ms:.1f} ms" for ms in frames])
     assert view.ask("epfx.boxes().length") > 8000
     assert max(frames) < 100
+
+
+_PLACES = """(() => {
+  const unit = b => b.type === 'leaf' && b.lane === 0 && b.item.kind !== 10;
+  const main = b => b.type === 'leaf' && b.lane === 1;
+  const wrong = [], boxes = epfx.boxes();
+  for (const u of boxes.filter(unit)) for (const m of boxes.filter(main)) {
+    if (u.backward !== m.backward || [10, 11].includes(m.item.kind)) continue;
+    const down = (m.item.pos < u.item.pos) !== u.backward;
+    if (down ? m.y > u.y : m.y < u.y) wrong.push([u.title, m.title, u.item.pos, m.item.pos]);
+  }
+  return [boxes.filter(unit).length, wrong];
+})()"""
+
+
+def test_gathers_frees_reductions_and_waits_stand_where_they_are_in_the_graph(open_page: Open) -> None:
+    view = open_page("8 layers")
+    view.page.click("#unfold")
+    view.settle()
+    count, wrong = view.ask(_PLACES)
+    assert count == 2 * 17 + 2 * 17 + 17 + 16                 # gathers, frees; reductions, waits of all but one
+    assert wrong == []
+
+
+@pytest.mark.parametrize("button", ["#unfold", "#fold", ""])
+def test_a_band_goes_from_a_gather_to_its_free(open_page: Open, button: str) -> None:
+    view = open_page("8 layers")
+    if button:
+        view.page.click(button)
+        view.settle()
+    root = {life["backward"]: life for life in view.ask("epfx.lives()") if life["path"] == ""}
+    last = "epfx.boxes().filter(b => b.title.startsWith('layers')).map(b => b.y + b.h)"
+    frames = "epfx.frames().filter(f => f.item.path === 'layers').map(f => f.y + f.h)"
+    below_layers = max(view.ask(frames) or view.ask(last))
+    assert root[False]["top"] < 100                                       # whole from the embedding to the head
+    assert root[False]["bottom"] > below_layers
+    assert root[True]["top"] > below_layers                               # freed again before the last layer's backward
+
+
+def test_the_waits_at_the_end_share_a_box(open_page: Open) -> None:
+    view = open_page("8 layers")
+    view.click_box("wait: reduce \u00d7 16", "fold")
+    assert "wait: reduce layers.7.experts" in view.boxes()

@@ -70,27 +70,52 @@ function describe(atom, model) {
   }
 }
 
-// Neighbouring compute of one module and half, two operators or more, shares a foldable box.
+// Neighbouring compute of one module and half, two operators or more, shares a foldable box; so do three waits or more
+// at one place of the outer lanes, as those for all gradients at the end.
 export function runs(group, backward) {
   const mine = group.atoms.filter(atom => atom.backward === backward).sort((a, b) => a.pos - b.pos);
   const cuts = group.groups.map(child => child.half[+backward].pos).sort((a, b) => a - b);
   const found = [];
   let open = [],
+    waits = [],
     cut = 0;
   const close = () => {
     if (open.length >= 2) found.push(makeRun(open, backward));
     else found.push(...open);
     open = [];
   };
+  const closeWaits = () => {
+    if (waits.length >= 3) found.push(makeWaits(waits, backward));
+    else found.push(...waits);
+    waits = [];
+  };
   for (const atom of mine) {
     if (cut < cuts.length && cuts[cut] < atom.pos) close();
     while (cut < cuts.length && cuts[cut] < atom.pos) cut++;
+    const isWait = atom.kind === KIND.wait && atom.lane === LANE.unit;
+    if (!isWait || (waits.length && waits[0].next !== atom.next)) closeWaits();
+    if (isWait) {
+      close();
+      waits.push(atom);
+      continue;
+    }
     if (atom.kind !== KIND.compute) close();
     if (atom.kind !== KIND.compute) found.push(atom);
     else open.push(atom);
   }
   close();
+  closeWaits();
   return found;
+}
+function makeWaits(atoms, backward) {
+  const whats = new Set(atoms.map(atom => atom.title.slice(0, atom.title.lastIndexOf(' '))));
+  const what = whats.size === 1 ? [...whats][0] : 'wait';
+  return {
+    ...makeRun(atoms, backward),
+    kind: KIND.wait,
+    lane: LANE.unit,
+    title: `${what} \u00d7 ${atoms.length}`,
+  };
 }
 function makeRun(atoms, backward) {
   const all = [...new Set(atoms.map(atom => atom.title))],

@@ -196,7 +196,7 @@ function placeItem(scene, item, b, y, height) {
   );
 }
 
-// ---- an open run: its operators in rows, each below what it reads, at most three side by side ----------------------
+// ---- an open run: its operators in rows, each below what it reads, at most three side by side (waits: one) ----------
 function rowsOf(run) {
   if (run.rows) return run.rows;
   const row = new Map(),
@@ -207,7 +207,7 @@ function rowsOf(run) {
     let at = 0;
     for (const source of atom.reads || [])
       if (index.has(source)) at = Math.max(at, (row.get(index.get(source)) ?? -1) + 1);
-    while (rows[at] && rows[at].length >= COLUMNS) at++;
+    while (rows[at] && rows[at].length >= (run.lane === LANE.main ? COLUMNS : 1)) at++;
     (rows[at] = rows[at] || []).push(atom);
     row.set(atom, at);
   }
@@ -236,7 +236,7 @@ function placeRun(scene, run, b, top, height, left, right) {
           type: 'leaf',
           item: atom,
           backward: !!b,
-          lane: LANE.main,
+          lane: run.lane,
           kind: atom.kind,
           x: left + c * (width + 8),
           y: top + HEADER + r * (HEIGHT.two + 8),

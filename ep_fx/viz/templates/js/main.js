@@ -161,6 +161,7 @@ window.epfx = {
   labels: () => (views[current].surface ? views[current].surface.labels : []),
   boxes: () => views.structure.scene.boxes,
   frames: () => views.structure.scene.frames,
+  lives: () => views.structure.lives,
   drawn: () => views.schedule.drawn,
   screen: box => [
     views.structure.surface.sx(box.x + box.w / 2),

@@ -99,31 +99,18 @@ export function drawBox(view, surface, box, r) {
   surface.label(box.sub, left, r.y + r.h / 2 + 8 * k, {size: 10.5 * k, color: FAINT, room});
 }
 
-// A band from each gather to its free: the time in which the whole weights are in memory.
+// A band for each time in which a unit's whole weights are in memory, from `livesOf`.
 export function drawLives(view, surface) {
-  const {
-      ctx,
-      camera: {k},
-    } = surface,
-    open = new Map();
-  for (const box of view.scene.boxes) {
-    if (box.type !== 'leaf' || (box.kind !== KIND.unshard && box.kind !== KIND.reshard) || !view.isOn(box)) continue;
-    const key = `${box.item.path} ${box.backward}`,
-      other = open.get(key);
-    if (!other || other.kind === box.kind) {
-      open.set(key, box);
-      continue;
-    }
-    open.delete(key);
-    if (Math.max(other.y, box.y) < surface.camera.y || Math.min(other.y, box.y) > surface.camera.y + surface.height / k)
-      continue;
-    const [above, below] = other.y < box.y ? [other, box] : [box, other],
-      x = box.backward ? box.x + box.w - 18 : box.x + 6;
-    ctx.fillStyle = view.model.kinds[KIND.unshard].stroke;
-    ctx.globalAlpha = 0.22;
-    ctx.fillRect(surface.sx(x), surface.sy(above.y + above.h) + HEAD, 12 * k, (below.y - above.y - above.h) * k);
-    ctx.globalAlpha = 1;
+  const {ctx, camera} = surface,
+    bottom = camera.y + (surface.height - HEAD) / camera.k;
+  ctx.fillStyle = view.model.kinds[KIND.unshard].stroke;
+  ctx.globalAlpha = 0.22;
+  for (const life of view.lives) {
+    if (!(life.backward ? view.options.backward : view.options.forward)) continue;
+    if (life.bottom < camera.y || life.top > bottom) continue;
+    ctx.fillRect(surface.sx(life.x), surface.sy(life.top) + HEAD, 12 * camera.k, (life.bottom - life.top) * camera.k);
   }
+  ctx.globalAlpha = 1;
 }
 
 // The exchanges inside a folded group, on the right of its box; returns where they begin.

@@ -1,6 +1,7 @@
 // The first view: what talks to what. Nested modules that fold; forward left, backward right; contexts between them.
 import {WIDTH, layOut} from './layout.js';
 import {arrowsOf, boxesOfNodes, isShown} from './edges.js';
+import {livesOf} from './lives.js';
 import {Surface} from './surface.js';
 import {infoOfAtom, infoOfGroup} from './details.js';
 import {HEAD, drawArrow, drawBox, drawFrame, drawHead, drawLives, drawTitle} from './paint.js';
@@ -17,6 +18,7 @@ export class Structure {
     this.scene = layOut(this.tree);
     this.boxOfNode = boxesOfNodes(this.model, this.tree, this.scene);
     this.arrows = arrowsOf(this.model, this.boxOfNode);
+    this.lives = livesOf(this.tree, this.boxOfNode, this.scene.height);
     this.pointed = null;
     const after = keep && this.screenOf(keep);
     if (before !== null && after !== null && keep) this.surface.camera.y += (after - before) / this.surface.camera.k;

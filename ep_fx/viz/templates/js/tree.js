@@ -1,6 +1,6 @@
 // Modules as nested groups. In them stand atoms (one box of the picture: an operator with the elements of its result,
 // or a whole gather, dispatch, ..), runs (neighbouring operators of one module) and "alike" groups (repeated layers).
-import {KIND, plural} from './model.js';
+import {KIND, LANE, plural} from './model.js';
 import {makeAtoms, runs} from './atoms.js';
 
 export const STORED = '(parameters and buffers)';
@@ -12,7 +12,8 @@ export class Tree {
     this.groups = new Map([['', this.root]]);
     this.atomOfNode = new Array(model.count);
     this.atoms = makeAtoms(model, this.atomOfNode);
-    for (const atom of this.atoms) this.groupAt(atom.path).atoms.push(atom);
+    for (const atom of this.atoms) if (!isUnit(atom)) this.groupAt(atom.path).atoms.push(atom);
+    for (const b of [false, true]) this.placeUnits(this.atoms.filter(atom => atom.backward === b));
     finish(this.root, model);
     this.reset();
   }
@@ -26,6 +27,23 @@ export class Tree {
     this.groups.set(path, made);
     parent.groups.push(made);
     return made;
+  }
+  // Gathers, frees, reductions and their waits stand where they are in the order of the graph, not in the module that
+  // they are for: in the innermost group that holds both the operator before and the one after.
+  placeUnits(atoms) {
+    const order = atoms.filter(atom => atom.kind !== KIND.placeholder).sort((p, q) => p.pos - q.pos);
+    let next = null;
+    for (const atom of order.slice().reverse())
+      if (!isUnit(atom)) next = atom.lane === LANE.main ? atom : next;
+      else atom.next = next;
+    let last = null;
+    for (const atom of order)
+      if (!isUnit(atom)) last = atom.lane === LANE.main ? atom : last;
+      else {
+        this.groups.get(last && atom.next ? shared(last.path, atom.next.path) : '').atoms.push(atom);
+        const home = this.groups.get(atom.path);
+        if (home) home.units.push(atom);
+      }
   }
   every(visit, item = this.root) {
     visit(item);
@@ -60,7 +78,18 @@ export class Tree {
 }
 
 function group(path, name, parent) {
-  return {type: 'group', key: path, path, name, parent, owner: parent, groups: [], atoms: [], items: [], open: false};
+  const lists = {groups: [], atoms: [], units: [], items: []};
+  return {type: 'group', key: path, path, name, parent, owner: parent, open: false, ...lists};
+}
+const isUnit = atom => atom.lane === LANE.unit && ![KIND.placeholder, KIND.output].includes(atom.kind);
+
+// The innermost module that holds both.
+function shared(a, b) {
+  const left = a.split('.'),
+    right = b.split('.');
+  let n = 0;
+  while (n < left.length && n < right.length && left[n] === right[n]) n++;
+  return left.slice(0, n).join('.');
 }
 
 // ---- groups ---------------------------------------------------------------------------------------------------------
@@ -69,6 +98,7 @@ function finish(group, model) {
   const inner = [...group.groups, ...group.atoms];
   group.half = [0, 1].map(b => ({
     pos: Math.min(...inner.map(x => (x.type === 'group' ? x.half[b].pos : +x.backward === b ? x.pos : Infinity))),
+    end: Math.max(...inner.map(x => (x.type === 'group' ? x.half[b].end : +x.backward === b ? x.pos : -1))),
     nodes: inner.reduce(
       (n, x) => n + (x.type === 'group' ? x.half[b].nodes : +x.backward === b ? x.nodes.length : 0),
       0,
@@ -101,7 +131,7 @@ function countKinds(inner, backward) {
 // Equal for groups whose forward has the same operators in the same inner modules.
 function signature(group, model) {
   let sum = 0;
-  for (const atom of group.atoms)
+  for (const atom of [...group.atoms.filter(atom => !isUnit(atom)), ...group.units])
     if (!atom.backward)
       for (const i of atom.nodes)
         if (model.kind(i) !== KIND.placeholder)
@@ -124,7 +154,7 @@ function alike(group) {
     let end = i + 1;
     while (end < all.length && layerSign(all[end]) === layerSign(all[i])) end++;
     found.push(all[i]);
-    if (end - i >= 3) found.push(together(all.slice(i + 1, end)));
+    if (end - i >= 3) found.push(together(group, all.slice(i + 1, end)));
     else found.push(...all.slice(i + 1, end));
     i = end;
   }
@@ -142,11 +172,21 @@ function inOrder(groups) {
 const isLayer = group => /^\d+$/.test(group.path.split('.').pop());
 const layerSign = group => (isLayer(group) ? group.sign : group.path);
 
-function together(groups) {
-  const half = [0, 1].map(b => ({
+// They and what stands between them.
+function together(group, groups) {
+  const range = [0, 1].map(b => ({
     pos: Math.min(...groups.map(x => x.half[b].pos)),
-    nodes: groups.reduce((n, x) => n + x.half[b].nodes, 0),
-    kinds: countKinds(groups, b),
+    end: Math.max(...groups.map(x => x.half[b].end)),
+  }));
+  const within = atom => isUnit(atom) && atom.pos > range[+atom.backward].pos && atom.pos < range[+atom.backward].end;
+  const atoms = group.atoms.filter(within);
+  group.atoms = group.atoms.filter(atom => !within(atom));
+  const half = range.map((place, b) => ({
+    ...place,
+    nodes:
+      groups.reduce((n, x) => n + x.half[b].nodes, 0) +
+      atoms.reduce((n, x) => n + (+x.backward === b ? x.nodes.length : 0), 0),
+    kinds: countKinds([...groups, ...atoms], b),
   }));
   const [first, last] = [groups[0], groups[groups.length - 1]];
   const made = {
@@ -154,13 +194,14 @@ function together(groups) {
     key: `${first.path}..`,
     path: first.path,
     half,
-    items: groups,
     groups,
+    atoms,
     open: false,
     name: `${first.name} \u2026 ${last.path.split('.').pop()}`,
     regions: half[0].kinds[KIND.dispatch] || 0,
     note: `${plural(groups.length, 'layer')} like the one above`,
   };
-  for (const inner of groups) inner.owner = made;
+  made.items = [...groups, ...runs(made, false), ...runs(made, true)];
+  own(made);
   return made;
 }
