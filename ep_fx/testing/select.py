@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -49,7 +50,7 @@ class Match:
     last: int
 
 
-class Selector:
+class Selector(ABC):
     """A set of nodes of any graph. ``a & b``: in both; ``a | b``: in either; ``~a``: not in it."""
 
     def find(self, graph: Any) -> list[Match]:
@@ -61,9 +62,9 @@ class Selector:
         hits = {tuple(fact.position for fact in hit): hit for hit in self.hits(index_of(graph))}
         return [Match(tuple(f.node for f in hits[p]), p[0], p[-1]) for p in sorted(hits)]
 
+    @abstractmethod
     def hits(self, index: GraphIndex) -> list[Sequence[NodeFacts]]:
         """The matches as they are found: each a list of nodes in order."""
-        raise NotImplementedError
 
     @property
     def groups(self) -> bool | None:
@@ -140,46 +141,40 @@ class Atom(Selector):
 
 
 @dataclass(frozen=True)
-class All(Selector):
-    """What every one of `members` selects."""
+class _Several(Selector):
+    """Composed of `members`: halves of exchanges where all that say so are."""
 
     members: tuple[Selector, ...]
+
+    @property
+    def groups(self) -> bool | None:
+        said = [part.groups for part in self.members if part.groups is not None]
+        return all(said) if said else None
+
+    @property
+    def parts(self) -> tuple[Selector, ...]:
+        return self.members
+
+
+@dataclass(frozen=True)
+class All(_Several):
+    """What every one of `members` selects."""
 
     def hits(self, index: GraphIndex) -> list[Sequence[NodeFacts]]:
         sets = [{fact for hit in part.hits(index) for fact in hit} for part in self.members]
         found = [fact for fact in index.facts if all(fact in facts for facts in sets)]
         return _runs(found) if self.groups else [[fact] for fact in found]
 
-    @property
-    def groups(self) -> bool | None:
-        said = [part.groups for part in self.members if part.groups is not None]
-        return all(said) if said else None
-
-    @property
-    def parts(self) -> tuple[Selector, ...]:
-        return self.members
-
     def __str__(self) -> str:
         return " & ".join(f"({part})" if isinstance(part, Some) else str(part) for part in self.members)
 
 
 @dataclass(frozen=True)
-class Some(Selector):
+class Some(_Several):
     """What one of `members` selects."""
-
-    members: tuple[Selector, ...]
 
     def hits(self, index: GraphIndex) -> list[Sequence[NodeFacts]]:
         return [hit for part in self.members for hit in part.hits(index)]
-
-    @property
-    def groups(self) -> bool | None:
-        said = [part.groups for part in self.members if part.groups is not None]
-        return all(said) if said else None
-
-    @property
-    def parts(self) -> tuple[Selector, ...]:
-        return self.members
 
     def __str__(self) -> str:
         return " | ".join(map(str, self.members))
