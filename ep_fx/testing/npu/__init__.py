@@ -1,0 +1,1 @@
+"""What stands in for an NPU where there is none."""
