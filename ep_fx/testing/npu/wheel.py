@@ -18,8 +18,17 @@ from importlib.metadata import version
 import torch
 
 RUNS_ON_CPU = frozenset(
-    """_fused_adam_ _masked_softmax _transform_bias_rescale_qkv logit logit_ logit_backward scatter_reduce
-    scatter_reduce_ unfold_backward""".split()
+    {
+        "_fused_adam_",
+        "_masked_softmax",
+        "_transform_bias_rescale_qkv",
+        "logit",
+        "logit_",
+        "logit_backward",
+        "scatter_reduce",
+        "scatter_reduce_",
+        "unfold_backward",
+    }
 )
 """Operators whose kernel in torch_npu 2.13.0 runs the CPU's, always or for arguments that are not seen in advance."""
 
