@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -51,7 +50,7 @@ from ep_fx.graph.pipeline import print_pipeline
 from ep_fx.passes import default_pipeline, pipeline_of
 from ep_fx.runtime import EPModule, Program
 from ep_fx.sharding import agree, find_units, make_layout, mesh_spec, shard_parameter, stages_to_join, stages_together
-from ep_fx.targets import emit
+from ep_fx.targets import capture_device, emit, lower
 from ep_fx.verify import Report, verify
 from ep_fx.verify.computation import computation
 
@@ -76,6 +75,7 @@ def transform(
     pipeline: str | Sequence[Pass] | None = None,
     dynamic: bool = True,
     verify: bool = True,
+    target: Literal["cpu", "cuda", "npu"] | None = None,
 ) -> EPModule:
     """Turns an unmodified MoE model into a sharded, verified, trainable module.
 
@@ -101,6 +101,8 @@ def transform(
             default. Its options fix the policies above, where these were not given.
         dynamic: batch and sequence sizes are free; False: one capture for each set of sizes.
         verify: run the rule table after every pass.
+        target: device to emit for; None: that of the mesh. A module for another device than its mesh's can be looked
+            at, ``module.lowered`` included, but does not run.
 
     Returns:
         The module: same forward, same parameter names, DTensor parameters, ordinary ``backward()``. The parameters of
@@ -117,7 +119,9 @@ def transform(
         with stages_together(stages_to_join(mesh, sizes)):
             try:
                 passes = default_pipeline(sizes.get("tp", 1) > 1) if pipeline is None else pipeline_of(pipeline)
-                options = Options(plan, reshard_after_forward, expert_reshard, units, grad_reduce, dynamic, verify)
+                options = Options(
+                    plan, reshard_after_forward, expert_reshard, units, grad_reduce, dynamic, verify, target
+                )
                 options = with_policies(options, passes)
                 check_examples(example_inputs, example_kwargs)
                 check_plan(plan, sizes)
@@ -135,8 +139,11 @@ def transform(
             )
         undo.pop_all()
     _CONSUMED.add(model)
-    compiler = _Compiler(model, torch.device(mesh.device_type), planned, mesh_spec(mesh, sizes), options, passes)
-    module = EPModule(model, _shard(planned, mesh), planned.layouts, planned.stacking.stacks, mesh, compiler)
+    device = mesh.device_type
+    compiler = _Compiler(model, device, target or device, planned, mesh_spec(mesh, sizes), options, passes)
+    module = EPModule(
+        model, _shard(planned, mesh), planned.layouts, planned.stacking.stacks, mesh, compiler, compiler.target
+    )
     if now:
         try:
             module.prepare(*(example_inputs or ()), **(example_kwargs or {}))
@@ -238,7 +245,8 @@ class _Compiler:
     """From one call's inputs to a program; holds everything that is the same for all programs of a module."""
 
     model: nn.Module
-    device: torch.device
+    device: str
+    target: str
     plan: _Plan
     mesh: MeshSpec
     options: Options
@@ -260,7 +268,7 @@ class _Compiler:
         manager.run(graph)
         if check is not None:  # once for all passes: fake propagation costs up to 1 ms a node
             verify(graph, ["types"]).raise_if_broken()
-        return _program(graph, trace, manager)
+        return _program(graph, lower(graph, self.target), trace, manager, self.device)
 
     def _capture(self, inputs: Inputs, gradients: bool, sizes: Sizes) -> tuple[Trace, ParallelGraph]:
         """The trace and the graph by the most dynamic reading of the inputs with which the model can be captured.
@@ -271,11 +279,11 @@ class _Compiler:
         shapes = {name: layout.full_shape for name, layout in self.plan.layouts.items()}
         parameters = self.plan.parameters()
         buffers = [name for name, _ in self.model.named_buffers()]
-        experts, first = self.plan.experts, None
+        experts, device, first = self.plan.experts, capture_device(self.target), None
         for key, real in self._readings(sizes):
             try:
                 trace = trace_joint(
-                    self.model, shapes, self.device, experts, inputs, key, gradients=gradients, real_sizes=real
+                    self.model, shapes, device, experts, inputs, key, gradients=gradients, real_sizes=real
                 )
                 return trace, build_graph(trace, parameters, buffers, experts, self._manifest())
             except Exception as error:
@@ -311,8 +319,11 @@ def _verified(graph: ParallelGraph) -> Report:
     return verify(graph).raise_if_broken()
 
 
-def _program(graph: ParallelGraph, trace: Trace, manager: PassManager) -> Program:
-    halves = split(graph)
+def _program(
+    graph: ParallelGraph, lowered: ParallelGraph, trace: Trace, manager: PassManager, device: str
+) -> Program:
+    halves = split(lowered)
+    constants = {name: value.to(device) for name, value in graph.constants.items()}
     manifest = graph.manifest
     order = [
         *(p.placeholder for p in manifest.parameters),
@@ -322,8 +333,9 @@ def _program(graph: ParallelGraph, trace: Trace, manager: PassManager) -> Progra
     ]
     return Program(
         graph=graph,
-        forward=emit(halves.forward, graph.constants),
-        backward=None if halves.backward is None else emit(halves.backward, graph.constants),
+        lowered=lowered,
+        forward=emit(halves.forward, constants),
+        backward=None if halves.backward is None else emit(halves.backward, constants),
         backward_inputs=tuple(order.index(name) for name in halves.placeholders),
         violation=trace.guards.violation,
         out_spec=trace.out_spec,

@@ -32,8 +32,11 @@ class Options:
     grad_reduce: Literal["mean", "sum"] = "mean"
     dynamic: bool = True
     verify: bool = True
+    target: Literal["cpu", "cuda", "npu"] | None = None
 
     def __post_init__(self) -> None:
+        if self.target not in (None, "cpu", "cuda", "npu"):
+            raise ValueError(f"target must be 'cpu', 'cuda', 'npu' or None (the mesh's device), got {self.target!r}")
         if self.expert_reshard not in ("strict", "early"):
             raise ValueError(f"expert_reshard must be 'strict' or 'early', got {self.expert_reshard!r}")
         if self.grad_reduce not in ("mean", "sum"):

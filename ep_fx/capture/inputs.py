@@ -145,11 +145,12 @@ class Guards:
 
 
 def fake_inputs(
-    inputs: Inputs, mode: FakeTensorMode, key: Key, real_sizes: bool
+    inputs: Inputs, device: torch.device, mode: FakeTensorMode, key: Key, real_sizes: bool
 ) -> tuple[list[torch.Tensor], dict[sympy.Symbol, tuple[int, int]], dict[tuple[int, int], int]]:
     """Fake tensors for the inputs' tensors, the place of each symbol, and the static sizes.
 
     Args:
+        device: device of the fake tensors.
         key: how to read the dimensions.
         real_sizes: hint with the real sizes, 0 apart (after a guard on smaller hints failed).
     """
@@ -170,7 +171,7 @@ def fake_inputs(
             hint = hints.setdefault(name, size if real_sizes and size >= 2 else _PRIMES[len(hints) % len(_PRIMES)])
             sizes.append(hint)
             dynamic.append(DimDynamic.DYNAMIC)
-        model = torch.empty(sizes, dtype=tensor.dtype, device=tensor.device)
+        model = torch.empty(sizes, dtype=tensor.dtype, device=device)
         fake = mode.from_tensor(model, symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic))
         if tensor.requires_grad:
             fake.requires_grad_(True)

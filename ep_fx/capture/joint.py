@@ -78,7 +78,7 @@ def trace_joint(
 
     Args:
         shapes: unsharded local shape of each parameter.
-        device: device the graph will run on.
+        device: device of the fake tensors.
         gradients: joint graph with backward; False: forward only.
         key: how to read the inputs' dimensions.
     """
@@ -95,7 +95,7 @@ def trace_joint(
         fake_buffers = {
             name: torch.empty_strided(b.shape, b.stride(), dtype=b.dtype, device=device) for name, b in buffers.items()
         }
-    tensors, symbols, static = fake_inputs(inputs, mode, key, real_sizes)
+    tensors, symbols, static = fake_inputs(inputs, device, mode, key, real_sizes)
     step = _Step(model, list(fake_parameters), list(fake_buffers), inputs, gradients)
     flat = (*fake_parameters.values(), *fake_buffers.values(), *tensors)
     with untouched(model), install(experts), without_caches(model), counted_positions(), _tracing(mode, gradients):

@@ -43,6 +43,7 @@ class EPModule(nn.Module):
         stacks: parameters that stand for those of the experts in a list, by name.
         mesh: the user's mesh.
         compile_program: from inputs, whether gradients are due, and whether to hint real sizes, to a program.
+        target: device that the programs are emitted for.
     """
 
     _template: nn.Module
@@ -50,6 +51,7 @@ class EPModule(nn.Module):
     _stacks: dict[str, Stack]
     _mesh: DeviceMesh
     _compile: Compile
+    _target: str
     _programs: dict[Hashable, list[Program]]
     _lock: threading.RLock
     _names: list[str]
@@ -64,6 +66,7 @@ class EPModule(nn.Module):
         stacks: dict[str, Stack],
         mesh: DeviceMesh,
         compile_program: Compile,
+        target: str,
     ) -> None:
         super().__init__()
         self._mirror(template, parameters)
@@ -73,6 +76,7 @@ class EPModule(nn.Module):
             "_stacks": stacks,
             "_mesh": mesh,
             "_compile": compile_program,
+            "_target": target,
             "_programs": {},
             "_lock": threading.RLock(),
             "_names": list(layouts),
@@ -111,6 +115,11 @@ class EPModule(nn.Module):
         """
         refuse_caches(kwargs)
         inputs = Inputs.of(args, kwargs)
+        if self._target != self._mesh.device_type:
+            raise ValueError(
+                f"this module was emitted for {self._target!r}, its mesh is on {self._mesh.device_type!r}: it can be "
+                "looked at, not run; leave target out, or give a mesh on that device"
+            )
         self._check_devices(inputs)
         parameters = self._ordered()
         self._check_parameters(parameters)
@@ -239,6 +248,15 @@ class EPModule(nn.Module):
             RuntimeError: nothing was captured yet.
         """
         return self._latest().graph
+
+    @property
+    def lowered(self) -> ParallelGraph:
+        """What runs: `graph` itself, or for a target with a lowering (npu) the lowered copy of it.
+
+        Raises:
+            RuntimeError: nothing was captured yet.
+        """
+        return self._latest().lowered
 
     def _latest(self) -> Program:
         programs = self.programs

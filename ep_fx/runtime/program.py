@@ -27,7 +27,8 @@ class Program:
     """The compiled form of one input structure and mode.
 
     Args:
-        graph: the verified graph that the two functions were emitted from.
+        graph: the verified graph.
+        lowered: what the two functions were emitted from: the same graph, or a copy of it that was lowered to a target.
         forward, backward: boxed functions; `backward` is None for a forward-only program.
         backward_inputs: for each placeholder that backward reads besides the saved values, its index among
             parameters, buffers, inputs and tangents in this order.
@@ -38,6 +39,7 @@ class Program:
     """
 
     graph: ParallelGraph
+    lowered: ParallelGraph
     forward: Boxed
     backward: Boxed | None
     backward_inputs: tuple[int, ...]

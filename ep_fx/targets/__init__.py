@@ -1,4 +1,26 @@
-"""Lowering of graphs to what runs them, one file per target."""
+"""Lowering of graphs to what runs them: one folder or file per target, and how a graph is captured for it."""
+from __future__ import annotations
+
+import torch
+
+from ep_fx.graph import ParallelGraph
+from ep_fx.targets import npu
 from ep_fx.targets.eager import Boxed, emit
 
-__all__ = ["Boxed", "emit"]
+TARGETS = ("cpu", "cuda", "npu")
+
+__all__ = ["TARGETS", "Boxed", "capture_device", "emit", "lower"]
+
+
+def capture_device(target: str) -> torch.device:
+    """The device of the fake tensors of a capture.
+
+    For ``npu`` it is the CPU: torch_npu has kernels of its own for about 47 composite operators (matmul, softmax,
+    one_hot, attention), so that a trace on its device would not consist of the operators that torch documents.
+    """
+    return torch.device("cpu" if target == "npu" else target)
+
+
+def lower(graph: ParallelGraph, target: str) -> ParallelGraph:
+    """What is emitted of a verified graph: for ``npu`` a lowered copy, otherwise the graph itself."""
+    return npu.lower(graph) if target == "npu" else graph
