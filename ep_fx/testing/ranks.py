@@ -1,4 +1,4 @@
-"""Functions on N local gloo ranks, one process each, that end in time whatever happens.
+"""Functions on N local ranks, one process each, that end in time whatever happens.
 
     results = run_ranks(fn, 4, argument)             fn(rank, argument) on 4 new ranks; results by rank
     with RankPool(4) as pool: pool.run(fn, argument)    the same on ranks that stay alive
@@ -30,7 +30,7 @@ from multiprocessing import connection, forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -41,6 +41,10 @@ from ep_fx.testing.failures import RankState, describe, short_stack, short_trace
 from ep_fx.testing.tasks import pack, unpack
 
 T = TypeVar("T")
+
+Device = Literal["cpu", "npu"]
+BACKENDS: dict[Device, str] = {"cpu": "gloo", "npu": "hccl"}
+"""The backend of the process groups of ranks on a device; "npu" is the one of `ep_fx.testing.npu`."""
 
 GROUP_TIMEOUT = timedelta(seconds=40)
 """After this long a collective fails on its rank."""
@@ -108,14 +112,16 @@ def warm_up() -> ForkServerContext:
 
 
 class RankPool:
-    """Ranks that stay alive between calls, with an initialised gloo process group.
+    """Ranks that stay alive between calls, with an initialised process group.
 
     Args:
         world_size: number of ranks.
+        device: of the ranks. "npu" is made in their processes, by `ep_fx.testing.npu`, not in this one.
     """
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, device: Device = "cpu") -> None:
         self.world_size = world_size
+        self.device = device
         self._processes: list[BaseProcess] = []
         self._connections: list[connection.Connection] = []
         self._scratch: Path | None = None
@@ -173,7 +179,7 @@ class RankPool:
         self._scratch = Path(tempfile.mkdtemp(prefix="ep_fx_ranks_"))
         for rank in range(self.world_size):
             ours, theirs = context.Pipe()
-            arguments = (rank, self.world_size, str(self._scratch), theirs)
+            arguments = (rank, self.world_size, self.device, str(self._scratch), theirs)
             process = context.Process(target=_serve, args=arguments, name=f"rank {rank}", daemon=True)
             process.start()
             theirs.close()  # so that the rank's death ends our side
@@ -245,14 +251,14 @@ class RankPool:
 
 
 class RankPools:
-    """A pool for each world size, made when it is first asked for: ``pools(4).run(fn)``."""
+    """A pool for each world size and device, made when it is first asked for: ``pools(4).run(fn)``."""
 
     def __init__(self) -> None:
-        self._pools: dict[int, RankPool] = {}
+        self._pools: dict[tuple[int, Device], RankPool] = {}
 
-    def __call__(self, world_size: int) -> RankPool:
-        """The pool of `world_size` ranks."""
-        return self._pools.setdefault(world_size, RankPool(world_size))
+    def __call__(self, world_size: int, device: Device = "cpu") -> RankPool:
+        """The pool of `world_size` ranks on `device`."""
+        return self._pools.setdefault((world_size, device), RankPool(world_size, device))
 
     def __enter__(self) -> Self:
         return self
@@ -271,21 +277,23 @@ def run_ranks(fn: Callable[..., T], world_size: int, *args: Any, timeout: float 
 # -- on a rank ---------------------------------------------------------------------------------------------------------
 @functools.cache
 def local_mesh(**sizes: int) -> DeviceMesh:
-    """The CPU mesh with these dimensions, e.g. ``local_mesh(fsdp=2, ep=2)``; one object per rank and shape.
+    """The mesh of the ranks with these dimensions, e.g. ``local_mesh(fsdp=2, ep=2)``; one object per rank and shape.
 
     To be called on every rank of the pool in the same order, as it makes process groups.
     """
-    return init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    backend = dist.get_backend()
+    device = next(device for device, theirs in BACKENDS.items() if theirs == backend)
+    return init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
-def _serve(rank: int, world_size: int, scratch: str, link: connection.Connection) -> None:
+def _serve(rank: int, world_size: int, device: Device, scratch: str, link: connection.Connection) -> None:
     """The life of a rank: join the group, answer calls until the parent hangs up."""
     threading.Thread(target=_die_with_parent, daemon=True).start()
     stack = open(Path(scratch) / f"stack{rank}", "w")  # noqa: SIM115  (faulthandler writes to it as long as we live)
     faulthandler.register(signal.SIGUSR1, file=stack)
     torch.set_num_threads(1)
     gc.freeze()  # what the server imported stays: no collection need look at it
-    link.send_bytes(_answer(lambda: _join_group(rank, world_size, scratch)))
+    link.send_bytes(_answer(lambda: _join_group(rank, world_size, device, scratch)))
     while True:
         try:
             task = link.recv_bytes()
@@ -297,13 +305,17 @@ def _serve(rank: int, world_size: int, scratch: str, link: connection.Connection
     os._exit(0)  # nothing to save, and tearing gloo down can wait for peers that are gone
 
 
-def _join_group(rank: int, world_size: int, scratch: str) -> None:
+def _join_group(rank: int, world_size: int, device: Device, scratch: str) -> None:
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if device == "npu":
+        from ep_fx.testing.npu import install
+
+        install()
     # Groups made later take this default, not the timeout of the first group.
     dist.distributed_c10d.default_pg_timeout = GROUP_TIMEOUT
     store = FileStore(str(Path(scratch) / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=GROUP_TIMEOUT)
+    dist.init_process_group(BACKENDS[device], store=store, rank=rank, world_size=world_size, timeout=GROUP_TIMEOUT)
 
 
 def _execute(rank: int, task: bytes) -> Any:

@@ -1,0 +1,51 @@
+"""Tensors of the `npu` device on host memory, and CPU tensors on the memory of those.
+
+A tensor moves to the device as a DLPack capsule of a CPU tensor that is relabelled: PyTorch imports the device type
+"extension" as PrivateUse1. It has a data pointer of its own, so parameters, views, detach and autograd behave as on a
+device written in C++. Nothing is copied in either direction.
+
+Private torch API used here, and only here: ``torch._C._to_dlpack`` and ``_from_dlpack``, and the layout of a capsule.
+"""
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+DEVICE_TYPE = "npu"
+_CPU, _EXTENSION = 1, 12
+"""DLPack's numbers of these device types."""
+
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+def to_device(tensor: Tensor) -> Tensor:
+    """The tensor of ``npu:0`` on the memory of the CPU tensor `tensor`, without its history of autograd."""
+    capsule = torch._C._to_dlpack(tensor.detach())
+    managed = _pointer(capsule, b"dltensor")
+    device = ctypes.cast(managed + ctypes.sizeof(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int32))  # behind `data`
+    if device[0] != _CPU:
+        raise ValueError(f"expected a tensor on the CPU, got one on {tensor.device}")
+    device[0], device[1] = _EXTENSION, 0
+    moved: Tensor = torch._C._from_dlpack(capsule)
+    return moved
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """The CPU tensor on the memory of the npu tensor `tensor`, with its sizes and strides."""
+    storage = tensor.untyped_storage()
+    size = storage.nbytes()
+    if size == 0 or tensor.numel() == 0:
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+    buffer = (ctypes.c_uint8 * size).from_address(storage.data_ptr())
+    buffer.owner = storage  # type: ignore[attr-defined]  # the CPU tensor keeps the buffer, and that the memory
+    memory = torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+    return torch.empty(0, dtype=tensor.dtype).set_(memory, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def poison(storage: torch.UntypedStorage) -> None:
+    """Overwrites what is freed, as another use of the memory would: all floating-point numbers become NaN."""
+    if storage.nbytes():
+        ctypes.memset(storage.data_ptr(), 0xFF, storage.nbytes())
