@@ -9,6 +9,7 @@ import typer
 import ep_fx
 from ep_fx.cli import options as opt
 from ep_fx.cli.failure import Code, FailedError
+from ep_fx.cli.mesh import parse_sizes
 from ep_fx.cli.output import Stages, print_json, print_table, print_text
 from ep_fx.explain import GatherAnswer, GradientAnswer, UnknownNameError, WaitersAnswer
 
@@ -32,6 +33,10 @@ def explain(
     seq: opt.SeqOption = opt.DEFAULT_SEQ,
     dynamic: opt.DynamicOption = False,
     pipeline: opt.PipelineOption = None,
+    sizes: Annotated[
+        str | None,
+        typer.Option("--sizes", metavar="SIZES", help="sizes of the inputs for which bytes are, such as s0=8,s1=4096"),
+    ] = None,
     json: opt.JsonOption = False,
 ) -> int:
     """Units, collectives, bytes, host syncs, kept values and peak of a step; or answers about one node.
@@ -42,7 +47,10 @@ def explain(
     with Stages() as stages:
         built = opt.build(subject, opt.Options(mesh, world, batch, seq, dynamic, pipeline), stages)
         with stages.stage("explain"):
-            found = ep_fx.explain(built.graph)
+            try:
+                found = ep_fx.explain(built.graph, sizes=parse_sizes(sizes))
+            except ValueError as error:
+                raise FailedError(Code.INPUT, f"--sizes {sizes}: {error}") from error
             try:
                 answers += [found.why(name) for name in why or ()]
                 answers += [found.waiters(name) for name in waiters or ()]

@@ -22,18 +22,30 @@ def parse_mesh(text: str, world: int | None = None) -> dict[str, int]:
     Raises:
         FailedError: not of this form, or another number of ranks.
     """
-    sizes: dict[str, int] = {}
-    for part in text.split(","):
-        name, _, size = (piece.strip() for piece in part.partition("="))
-        if not name.isidentifier() or not size.isdigit() or int(size) < 1 or name in sizes:
-            raise FailedError(
-                Code.INPUT, f"--mesh {text!r}: expected dimensions and sizes, such as fsdp=64,ep=16, got {part!r}"
-            )
-        sizes[name] = int(size)
+    sizes = _pairs(text, "--mesh", "dimensions and sizes, such as fsdp=64,ep=16")
     ranks = math.prod(sizes.values())
     if world is not None and ranks != world:
         rest = f"; add replicate={world // ranks}" if world % ranks == 0 and "replicate" not in sizes else ""
         raise FailedError(Code.INPUT, f"--mesh {text} has {ranks} ranks, --world says {world}{rest}")
+    return sizes
+
+
+def parse_sizes(text: str | None) -> dict[str, int]:
+    """``s0=8,s1=4096`` as a mapping.
+
+    Raises:
+        FailedError: not of this form.
+    """
+    return {} if text is None else _pairs(text, "--sizes", "names and sizes, such as s0=8,s1=4096")
+
+
+def _pairs(text: str, option: str, expected: str) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, size = (piece.strip() for piece in part.partition("="))
+        if not name.isidentifier() or not size.isdigit() or int(size) < 1 or name in sizes:
+            raise FailedError(Code.INPUT, f"{option} {text!r}: expected {expected}, got {part!r}")
+        sizes[name] = int(size)
     return sizes
 
 

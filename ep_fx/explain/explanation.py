@@ -6,7 +6,7 @@ Everything is read from the graph: targets, arguments, types and the Manifest. N
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -24,13 +24,18 @@ from ep_fx.runtime import EPModule
 from ep_fx.verify.reduction_table import ReductionRow, reduction_table
 
 
-def explain(subject: EPModule | ParallelGraph) -> Explanation:
+def explain(subject: EPModule | ParallelGraph, *, sizes: Mapping[str, int] | None = None) -> Explanation:
     """What the step of a transformed module, or of a graph, does.
+
+    Args:
+        sizes: for which sizes of the inputs bytes are worked out, by their names in the printed graph:
+            ``{"s0": 8, "s1": 4096}``; those that are not named are the trace's, which are small numbers.
 
     Raises:
         RuntimeError: the module has captured nothing yet.
+        ValueError: `sizes` names none of the graph's.
     """
-    return Explanation(subject.graph if isinstance(subject, EPModule) else subject)
+    return Explanation(subject.graph if isinstance(subject, EPModule) else subject, sizes)
 
 
 class Explanation:
@@ -38,11 +43,13 @@ class Explanation:
 
     Args:
         graph: the graph.
+        sizes: see `explain`.
     """
 
-    def __init__(self, graph: ParallelGraph) -> None:
+    def __init__(self, graph: ParallelGraph, sizes: Mapping[str, int] | None = None) -> None:
         self.graph = graph
-        self._subject = Subject(graph)
+        self._subject = Subject(graph, sizes)
+        self._asked = dict(sizes or {})
 
     # -- data ------------------------------------------------------------------------------------------------------
     @cached_property
@@ -53,7 +60,7 @@ class Explanation:
     @cached_property
     def collectives(self) -> tuple[CollectiveRow, ...]:
         """Collectives of each kind, direction and group."""
-        return summarise(self.graph)
+        return summarise(self.graph, self._subject.sizes)
 
     @cached_property
     def host_syncs(self) -> tuple[SyncRow, ...]:
@@ -143,8 +150,11 @@ class Explanation:
     @property
     def _sizes(self) -> str:
         """Which sizes of the inputs the bytes are worked out for, where they are free."""
-        hints = ", ".join(f"{name}={size}" for name, size in self._subject.text.symbols.hints.items())
-        return f"; sizes {hints}, as in the trace, not of a run: rows and JSON have the formulas" if hints else ""
+        free = self._subject.text.symbols.hints
+        used = ", ".join(f"{name}={self._asked.get(name, size)}" for name, size in free.items())
+        if not free or set(free) <= set(self._asked):
+            return f"; sizes {used}" if free else ""
+        return f"; sizes {used}, as in the trace and not of a run: give your own as sizes, JSON has the formulas"
 
     # -- tables ----------------------------------------------------------------------------------------------------
     def _units(self) -> Table:

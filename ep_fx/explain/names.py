@@ -12,6 +12,7 @@ from torch import fx
 
 from ep_fx.graph import ParallelGraph, info_of, target_name
 from ep_fx.graph.printer import GraphText
+from ep_fx.graph.sizes import TypicalSizes
 from ep_fx.graph.texts import plural, source_text
 from ep_fx.verify import RULES, Facts, Violation
 
@@ -63,10 +64,12 @@ class Subject:
 
     Args:
         graph: the graph.
+        sizes: other sizes of the inputs than the trace's, by their names in the text form.
     """
 
-    def __init__(self, graph: ParallelGraph) -> None:
+    def __init__(self, graph: ParallelGraph, sizes: Mapping[str, int] | None = None) -> None:
         self.graph = graph
+        self.sizes = TypicalSizes(graph, sizes)
         self.facts = Facts(graph)
         self.text = GraphText(graph)
         self.nodes = {name: node for node, name in self.text.names.items()}

@@ -12,7 +12,6 @@ from ep_fx.cost import peaks
 from ep_fx.explain.names import Subject
 from ep_fx.graph import ParameterSpec, Phase, Role, role_of, target_name
 from ep_fx.graph.aliases import Memory
-from ep_fx.graph.sizes import TypicalSizes
 from ep_fx.graph.split import saved_values
 from ep_fx.graph.values import bytes_of, expression
 
@@ -162,7 +161,7 @@ def _unbacked(value: object) -> set[str]:
 
 def saved_rows(subject: Subject) -> Iterator[SavedRow]:
     """One row for each value that goes from forward to backward, in order of its first use there."""
-    sizes, symbols, aliases = TypicalSizes(subject.graph), subject.text.symbols, subject.facts.aliases
+    sizes, symbols, aliases = subject.sizes, subject.text.symbols, subject.facts.aliases
     updated = {buffer.placeholder for buffer in subject.graph.manifest.buffers if buffer.mutated}
     seen: set[Memory] = set()
     for node in saved_values(subject.graph):

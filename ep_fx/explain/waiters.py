@@ -13,7 +13,6 @@ from ep_fx.explain.table import plain
 from ep_fx.graph import Phase, Role, is_collective, role_of
 from ep_fx.graph.places import group_argument
 from ep_fx.graph.roles import WAIT_OF
-from ep_fx.graph.sizes import TypicalSizes
 from ep_fx.graph.summary import collective_kind, traced_bytes
 from ep_fx.graph.texts import group_text, plural
 from ep_fx.graph.values import bytes_text
@@ -101,7 +100,7 @@ def waiters_of(subject: Subject, name: str) -> WaitersAnswer:
         phase=Phase.BACKWARD if facts.is_backward(node) else Phase.FORWARD,
         over=group_text(group, mesh),
         ranks=mesh.size(*(mesh.dims_of(group) or ())),
-        bytes=None if size is None else TypicalSizes(subject.graph).number(size),
+        bytes=None if size is None else subject.sizes.number(size),
         formula="" if size is None or isinstance(size, int) else str(subject.text.symbols.rename(size)),
         wait=None if wait is None else subject.where(wait),
         readers=tuple(map(subject.where, readers)),

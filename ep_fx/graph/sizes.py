@@ -1,6 +1,6 @@
 """Numbers for the sizes of a graph: symbols of inputs as in the trace, rows of an exchange as on balanced routing.
 
-    s0, s1, ..    the size with which the graph was traced
+    s0, s1, ..    the size with which the graph was traced, or the one that is asked for
     u0, u1, ..    rows of a dispatch, with an exchange or without: as many as this rank sends; 1 where a symbol is none
                   of these
 
@@ -9,6 +9,7 @@ For pictures and estimates only; no rule reads them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import sympy
@@ -17,7 +18,7 @@ from torch import fx
 
 from ep_fx.graph.parallel_graph import ParallelGraph
 from ep_fx.graph.roles import Role, role_of
-from ep_fx.graph.values import Size, bytes_of, expression
+from ep_fx.graph.values import Size, SymbolNames, bytes_of, expression
 
 _ROWS_SENT = 2
 """Place of the number of rows among the arguments of a dispatch context."""
@@ -30,10 +31,14 @@ class TypicalSizes:
 
     Args:
         graph: the graph; it must not change while this object is in use.
+        sizes: other sizes than the trace's, by the names of the graph's text: ``{"s0": 8, "s1": 4096}``.
+
+    Raises:
+        ValueError: a name that is no size of an input, or a size below 1.
     """
 
-    def __init__(self, graph: ParallelGraph) -> None:
-        self._known: dict[sympy.Symbol, int] = {}
+    def __init__(self, graph: ParallelGraph, sizes: Mapping[str, int] | None = None) -> None:
+        self._known: dict[sympy.Symbol, int] = _asked_for(graph, sizes) if sizes else {}
         self._cache: dict[Size, int] = {}
         for node in graph:
             value = node.meta.get("val")
@@ -82,3 +87,16 @@ class TypicalSizes:
     def shape(self, value: Any) -> tuple[int, ...]:
         """The shape of a tensor; () for anything else."""
         return tuple(self.number(dim) for dim in value.shape) if isinstance(value, torch.Tensor) else ()
+
+
+def _asked_for(graph: ParallelGraph, sizes: Mapping[str, int]) -> dict[sympy.Symbol, int]:
+    names = SymbolNames(graph)
+    symbols = names.inputs
+    unknown = [name for name in sizes if name not in symbols]
+    if unknown:
+        free = ", ".join(f"{name} ({size} in the trace)" for name, size in names.hints.items()) or "none: all are fixed"
+        raise ValueError(f"no free size {', '.join(map(repr, unknown))}; free sizes of this graph: {free}")
+    small = [f"{name}={size}" for name, size in sizes.items() if size < 1]
+    if small:
+        raise ValueError(f"sizes are 1 or more, got {', '.join(small)}")
+    return {symbols[name]: int(size) for name, size in sizes.items()}

@@ -52,9 +52,13 @@ class CollectiveRow:
     typical: int | None = None
 
 
-def summarise(graph: ParallelGraph) -> tuple[CollectiveRow, ...]:
-    """One row for each kind of collective, direction and group, in order of first appearance."""
-    places, symbols, sizes = Places(graph), SymbolNames(graph), TypicalSizes(graph)
+def summarise(graph: ParallelGraph, sizes: TypicalSizes | None = None) -> tuple[CollectiveRow, ...]:
+    """One row for each kind of collective, direction and group, in order of first appearance.
+
+    Args:
+        sizes: numbers for sizes that are free; None: those of the trace.
+    """
+    places, symbols, sizes = Places(graph), SymbolNames(graph), sizes or TypicalSizes(graph)
     found: dict[tuple[Phase, str, str], list[Size | None]] = {}
     mesh = graph.manifest.mesh
     for node in graph:

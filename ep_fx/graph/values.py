@@ -68,6 +68,11 @@ class SymbolNames:
         known = self._env.backed_var_to_val if self._env is not None else {}
         return {str(new): int(known[old]) for old, new in self._names.items() if old in known}
 
+    @property
+    def inputs(self) -> dict[str, sympy.Symbol]:
+        """The trace's symbol of each free size of the inputs, by its name in the text."""
+        return {str(new): old for old, new in self._names.items() if str(new) in self.hints}
+
     def rename(self, size: Size) -> Size:
         """`size` with renumbered symbols."""
         if isinstance(size, int):

@@ -53,7 +53,27 @@ def test_every_collective_is_counted_with_the_size_of_its_group(explanation: Exp
 def test_bytes_that_depend_on_free_sizes_say_for_which_sizes_they_are(explanation: Explanation) -> None:
     notes = {table.title: table.note for table in explanation.tables()}
     for title in ("collectives", "kept for backward"):
-        assert "sizes s0=6, s1=8, as in the trace, not of a run" in notes[title]
+        assert "sizes s0=6, s1=8, as in the trace and not of a run" in notes[title]
+
+
+def test_bytes_are_worked_out_for_the_sizes_that_are_asked_for(graph: ParallelGraph, explanation: Explanation) -> None:
+    asked = explain(graph, sizes={"s0": 12, "s1": 80})  # 20 times the tokens of the trace, 6 x 8
+    rows = {row.kind: row.typical for row in asked.collectives}
+    before = {row.kind: row.typical for row in explanation.collectives}
+    assert rows["dispatch"] == 20 * 64 * 96
+    assert rows["unshard"] == before["unshard"]
+    bytes_of_tokens = [(row.kept, then.kept) for row, then in zip(asked.saved, explanation.saved, strict=True)]
+    assert sum(now for now, _ in bytes_of_tokens) > 15 * sum(then for _, then in bytes_of_tokens)
+    notes = {table.title: table.note for table in asked.tables()}
+    assert notes["collectives"].endswith("sizes s0=12, s1=80")
+    assert "sizes s0=12, s1=8, as in the trace" in explain(graph, sizes={"s0": 12}).tables()[1].note
+
+
+def test_a_size_that_the_graph_does_not_have_is_refused_with_those_that_it_has(graph: ParallelGraph) -> None:
+    with pytest.raises(ValueError, match=r"no free size 'batch'; free sizes .*: s0 \(6 in the trace\), s1 \(8"):
+        explain(graph, sizes={"batch": 4})
+    with pytest.raises(ValueError, match="sizes are 1 or more, got s1=0"):
+        explain(graph, sizes={"s1": 0})
 
 
 def test_the_one_host_sync_of_a_layer_is_its_splits(explanation: Explanation) -> None:
