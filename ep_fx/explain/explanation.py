@@ -49,7 +49,6 @@ class Explanation:
     def __init__(self, graph: ParallelGraph, sizes: Mapping[str, int] | None = None) -> None:
         self.graph = graph
         self._subject = Subject(graph, sizes)
-        self._asked = dict(sizes or {})
 
     # -- data ------------------------------------------------------------------------------------------------------
     @cached_property
@@ -150,11 +149,9 @@ class Explanation:
     @property
     def _sizes(self) -> str:
         """Which sizes of the inputs the bytes are worked out for, where they are free."""
-        free = self._subject.text.symbols.hints
-        used = ", ".join(f"{name}={self._asked.get(name, size)}" for name, size in free.items())
-        if not free or set(free) <= set(self._asked):
-            return f"; sizes {used}" if free else ""
-        return f"; sizes {used}, as in the trace and not of a run: give your own as sizes, JSON has the formulas"
+        used, traced = self._subject.sizes_text
+        hint = ": give your own as sizes, JSON has the formulas" if traced else ""
+        return f"; sizes {used}{hint}" if used else ""
 
     # -- tables ----------------------------------------------------------------------------------------------------
     def _units(self) -> Table:

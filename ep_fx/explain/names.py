@@ -70,10 +70,19 @@ class Subject:
     def __init__(self, graph: ParallelGraph, sizes: Mapping[str, int] | None = None) -> None:
         self.graph = graph
         self.sizes = TypicalSizes(graph, sizes)
+        self._asked = dict(sizes or {})
         self.facts = Facts(graph)
         self.text = GraphText(graph)
         self.nodes = {name: node for node, name in self.text.names.items()}
         self._violations: dict[str, tuple[Violation, ...]] = {}
+
+    @property
+    def sizes_text(self) -> tuple[str, bool]:
+        """For which sizes of the inputs bytes are, "" where none is free, and whether some are only the trace's."""
+        free = self.text.symbols.hints
+        used = ", ".join(f"{name}={self._asked.get(name, size)}" for name, size in free.items())
+        traced = not set(free) <= set(self._asked)
+        return used + (", as in the trace and not of a run" if traced else ""), traced
 
     def where(self, node: fx.Node) -> Where:
         """`node` for a reader."""

@@ -34,6 +34,7 @@ class WaitersAnswer:
         over, ranks: mesh dimensions, and how many ranks that is.
         bytes: the whole of a gather, else what one rank sends, at typical sizes; None where nothing is known.
         formula: the same in rows and sizes, where it depends on them; else empty.
+        sizes: for which sizes of the inputs `bytes` is, as a text.
         wait: the node that waits; None where nobody does.
         readers: who reads the result, after the wait, in order.
         between: what computes after it starts and before the wait, in order.
@@ -48,6 +49,7 @@ class WaitersAnswer:
     ranks: int
     bytes: int | None
     formula: str
+    sizes: str
     wait: Where | None
     readers: tuple[Where, ...]
     between: tuple[Where, ...]
@@ -59,7 +61,7 @@ class WaitersAnswer:
 
     def __str__(self) -> str:
         size = "" if self.bytes is None else f", {bytes_text(self.bytes)} a rank"
-        size += f" ({self.formula}, counted at the sizes of the trace and on balanced routing)" if self.formula else ""
+        size += f" ({self.formula}, counted on balanced routing{self._sizes})" if self.formula else ""
         lines = [
             f"%{self.node.node} is the {self.kind} of {self.subject or 'no region'} in {self.phase.value}",
             f"  travels   over {self.over} ({plural(self.ranks, 'rank')}){size}",
@@ -70,6 +72,10 @@ class WaitersAnswer:
         if len(self.readers) > _SHOWN:
             lines.append(f"            and {len(self.readers) - _SHOWN} more")
         return "\n".join([*lines, *(f"  why       {reason}" for reason in self.reasons)]) + "\n"
+
+    @property
+    def _sizes(self) -> str:
+        return f"; sizes {self.sizes}" if self.sizes else ""
 
     def _meanwhile(self) -> str:
         if not self.between:
@@ -101,6 +107,7 @@ def waiters_of(subject: Subject, name: str) -> WaitersAnswer:
         over=group_text(group, mesh),
         ranks=mesh.size(*(mesh.dims_of(group) or ())),
         bytes=None if size is None else subject.sizes.number(size),
+        sizes=subject.sizes_text[0],
         formula="" if size is None or isinstance(size, int) else str(subject.text.symbols.rename(size)),
         wait=None if wait is None else subject.where(wait),
         readers=tuple(map(subject.where, readers)),

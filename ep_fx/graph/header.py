@@ -32,10 +32,11 @@ _REGION = re.compile(
     rf"(?P<name>{_NAME}): (?P<experts>\d+) experts(?: over (?P<ranks>\d+) ranks?)?, unit (?P<unit>{_NAME}), "
     r"parameters (?P<parameters>.*?)(?P<no_backward>; no backward)?"
 )
+_CUT = r"(?:\d+ x )?\d+"
 _PARAMETER = re.compile(
     r"(?P<dtype>\w+)\[(?P<full>[\d, ]*)\](?: of \[(?P<shape>[\d, ]*)\])?(?P<expert> over ep)?"
     r"(?:, dim (?P<tp>\d+) over tp(?: in (?P<blocks>\d+) blocks)?)?, "
-    r"(?:whole|dim (?P<dim>\d+) cut (?:(?P<times>\d+) x (?P<size>\d+)|(?P<sizes>\d+(?: \+ \d+)*)) "
+    rf"(?:whole|dim (?P<dim>\d+) cut (?P<sizes>{_CUT}(?: \+ {_CUT})*) "
     r"over (?P<over>[\w,]*))"
     rf"; unit (?P<unit>{_NAME})(?P<frozen>; frozen)?(?P<zero>; zero gradient)?"
 )
@@ -225,9 +226,11 @@ def read_placeholder(fact: str, usual: str) -> tuple[str, str]:
 def _cuts(match: re.Match[str], full: tuple[int, ...]) -> tuple[int, ...]:
     if match["dim"] is None:
         return full[:1] or (1,)
-    if match["times"] is not None:
-        return (int(match["size"]),) * int(match["times"])
-    return tuple(int(size) for size in match["sizes"].split(" + "))
+    sizes: list[int] = []
+    for part in match["sizes"].split(" + "):
+        times, cross, size = part.partition(" x ")
+        sizes += [int(size)] * int(times) if cross else [int(times)]
+    return tuple(sizes)
 
 
 def _ints(text: str) -> tuple[int, ...]:

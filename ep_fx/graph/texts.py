@@ -1,6 +1,9 @@
 """Short texts for people: process groups, the mesh, layouts."""
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 from ep_fx.graph.manifest import Layout, MeshSpec, ParameterSpec
 
 
@@ -25,8 +28,13 @@ def layout_text(layout: Layout) -> str:
         text += f", dim {layout.tp_dim} over tp{blocks}"
     if (layout.gather_dims, layout.shard_dim, list(sizes)) == ((), 0, full[:1] or [1]):
         return f"{text}, whole"
-    cuts = f"{len(sizes)} x {sizes[0]}" if len(set(sizes)) == 1 else " + ".join(map(str, sizes))
-    return f"{text}, dim {layout.shard_dim} cut {cuts} over {','.join(layout.gather_dims)}"
+    return f"{text}, dim {layout.shard_dim} cut {_cuts_text(sizes)} over {','.join(layout.gather_dims)}"
+
+
+def _cuts_text(sizes: Sequence[int]) -> str:
+    """``3 x 16 + 10``: the lengths in order, equal neighbours together, whatever their number."""
+    runs = [(size, len(list(group))) for size, group in itertools.groupby(sizes)]
+    return " + ".join(f"{times} x {size}" if times > 1 or len(runs) == 1 else str(size) for size, times in runs)
 
 
 def parameter_text(spec: ParameterSpec) -> str:

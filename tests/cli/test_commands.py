@@ -58,9 +58,11 @@ def test_explain_prints_all_tables_or_the_answers_asked_for(run: Run, printed: P
 
 def test_explain_takes_sizes_and_refuses_those_that_are_none(run: Run, printed: Path) -> None:
     said = run("explain", str(printed), "--sizes", "s0=7")
-    assert said.code == 2 and "no free size 's0'" in said.err
+    assert said.code == 2
+    assert "no free size 's0'" in said.err
     said = run("explain", str(printed), "--sizes", "s0")
-    assert said.code == 2 and "--sizes 's0': expected names and sizes" in said.err
+    assert said.code == 2
+    assert "--sizes 's0': expected names and sizes" in said.err
 
 
 def test_an_answer_that_names_a_broken_rule_says_so_and_exits_with_1(run: Run, printed: Path, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def _in_order(text: str, parts: list[str]) -> bool:
 
 
 def test_placeholders_show_name_layout_and_unit(text: str) -> None:
-    assert re.search(r'%p2: f32\[2\] += parameter "layers.0.fc.bias" +f32\[6\], dim 0 cut 2 \+ 2 \+ 2 \+ 0', text)
+    assert re.search(r'%p2: f32\[2\] += parameter "layers.0.fc.bias" +f32\[6\], dim 0 cut 3 x 2 \+ 0', text)
     assert "f32[2, 16, 16] of [4, 16, 16] over ep, dim 0 cut 2 x 1 over fsdp; unit layers.1.moe.experts" in text
 
 
