@@ -50,7 +50,7 @@ from ep_fx.graph.pipeline import print_pipeline
 from ep_fx.passes import default_pipeline, pipeline_of
 from ep_fx.runtime import EPModule, Program
 from ep_fx.sharding import agree, find_units, make_layout, mesh_spec, shard_parameter, stages_to_join, stages_together
-from ep_fx.targets import capture_device, emit, lower
+from ep_fx.targets import capture_device, emit, keeps_attention, lower
 from ep_fx.verify import Report, verify
 from ep_fx.verify.computation import computation
 
@@ -283,7 +283,8 @@ class _Compiler:
         for key, real in self._readings(sizes):
             try:
                 trace = trace_joint(
-                    self.model, shapes, device, experts, inputs, key, gradients=gradients, real_sizes=real
+                    self.model, shapes, device, experts, inputs, key, gradients=gradients, real_sizes=real,
+                    whole_attention=keeps_attention(self.target),
                 )
                 return trace, build_graph(trace, parameters, buffers, experts, self._manifest())
             except Exception as error:

@@ -29,6 +29,7 @@ from torch.nn.utils import stateless
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ep_fx.capture.attention import WholeAttention
 from ep_fx.capture.checkpointing import without_checkpoints
 from ep_fx.capture.conversions import without_idle_conversions
 from ep_fx.capture.counting import BoundedCounts
@@ -73,6 +74,7 @@ def trace_joint(
     *,
     gradients: bool,
     real_sizes: bool = False,
+    whole_attention: bool = False,
 ) -> Trace:
     """Traces `model` for one input structure and one mode.
 
@@ -81,6 +83,8 @@ def trace_joint(
         device: device of the fake tensors.
         gradients: joint graph with backward; False: forward only.
         key: how to read the inputs' dimensions.
+        real_sizes: the real sizes are the hints of free dimensions.
+        whole_attention: torch's attention becomes one node of the dialect, where that covers it.
     """
     env = ShapeEnv()
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env)
@@ -98,7 +102,8 @@ def trace_joint(
     tensors, symbols, static = fake_inputs(inputs, device, mode, key, real_sizes)
     step = _Step(model, list(fake_parameters), list(fake_buffers), inputs, gradients)
     flat = (*fake_parameters.values(), *fake_buffers.values(), *tensors)
-    with untouched(model), install(experts), without_caches(model), counted_positions(), _tracing(mode, gradients):
+    modes = _tracing(mode, gradients, whole_attention)
+    with untouched(model), install(experts), without_caches(model), counted_positions(), modes:
         try:
             module = make_fx(step, record_stack_traces=True)(*flat)
         except GuardOnDataDependentSymNode as error:
@@ -115,7 +120,7 @@ def outside_modes() -> Iterator[None]:
 
 
 @contextmanager
-def _tracing(mode: FakeTensorMode, gradients: bool) -> Iterator[None]:
+def _tracing(mode: FakeTensorMode, gradients: bool, whole_attention: bool) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mode)
         stack.enter_context(tracing(TracingContext(mode)))
@@ -124,6 +129,8 @@ def _tracing(mode: FakeTensorMode, gradients: bool) -> Iterator[None]:
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(torch.set_grad_enabled(gradients))
         stack.enter_context(GroupedProducts())
+        if whole_attention:
+            stack.enter_context(WholeAttention())
         stack.enter_context(BoundedCounts())
         stack.enter_context(without_checkpoints())
         stack.enter_context(without_idle_conversions())

@@ -89,6 +89,7 @@ _LANES = {
 _WAITS = frozenset(WAIT_OF.values())
 _FREE = frozenset({Role.PLACEHOLDER, Role.OUTPUT, Role.GETITEM, Role.RESHARD})
 _PRODUCTS = frozenset({"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "ep_fx::grouped_mm"})
+_ATTENTION = frozenset({"ep_fx::attention", "ep_fx::attention_backward"})
 
 
 def timeline(graph: ParallelGraph, machine: Machine | None = None) -> Timeline:
@@ -153,7 +154,8 @@ def flops(node: fx.Node, sizes: TypicalSizes) -> int:
         return 2 * math.prod(sizes.shape(value)) * (left[-1] if left else 0)
     if name == "ep_fx::grouped_mm_backward":
         return 4 * math.prod(shapes[0]) * (shapes[1][-1] if len(shapes) > 1 and shapes[1] else 0)
-    if "scaled_dot_product" in name and len(shapes) > 1 and min(len(shapes[0]), len(shapes[1])) > 1:
+    is_attention = "scaled_dot_product" in name or name in _ATTENTION
+    if is_attention and len(shapes) > 1 and min(len(shapes[0]), len(shapes[1])) > 1:
         backward = 5 if "backward" in name else 2
         return 2 * backward * math.prod(shapes[0]) * shapes[1][-2]
     return 0

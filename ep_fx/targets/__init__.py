@@ -9,7 +9,7 @@ from ep_fx.targets.eager import Boxed, emit
 
 TARGETS = ("cpu", "cuda", "npu")
 
-__all__ = ["TARGETS", "Boxed", "capture_device", "emit", "lower"]
+__all__ = ["TARGETS", "Boxed", "capture_device", "emit", "keeps_attention", "lower"]
 
 
 def capture_device(target: str) -> torch.device:
@@ -19,6 +19,11 @@ def capture_device(target: str) -> torch.device:
     one_hot, attention), so that a trace on its device would not consist of the operators that torch documents.
     """
     return torch.device("cpu" if target == "npu" else target)
+
+
+def keeps_attention(target: str) -> bool:
+    """Whether a capture for `target` keeps torch's attention as one operator of the dialect."""
+    return target == "npu"
 
 
 def lower(graph: ParallelGraph, target: str) -> ParallelGraph:

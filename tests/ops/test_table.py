@@ -38,6 +38,13 @@ def ids() -> Tensor:
     return torch.tensor([[0, 2], [2, 3], [1, 0]])
 
 
+def attention_backward_arguments() -> tuple[Any, ...]:
+    """Two heads for each key, values narrower than keys, memory that is not contiguous."""
+    operands = (strided(2, 4, 3, 8), strided(2, 2, 5, 8), strided(2, 2, 5, 6), f(2, 1, 3, 5))
+    results = torch.ops.ep_fx.attention(*operands, False, 0.5)
+    return (strided(2, 4, 3, 6), *operands, *results, False, 0.5)
+
+
 CALLS: list[tuple[str, Make]] = [
     ("permute", lambda g: (f(3, 4), ids(), 3)),
     ("permute", lambda g: (strided(3, 4).bfloat16(), ids().int(), 3)),
@@ -61,6 +68,10 @@ CALLS: list[tuple[str, Make]] = [
     ("grouped_mm_backward", lambda g: (f(6, 2), f(6, 5), strided(3, 2, 5), COUNTS, False, True)),
     ("tp_share", lambda g: (strided(6, 4), 1, "r")),
     ("tp_sum", lambda g: (f(6, 4).bfloat16(), 1, "r")),
+    ("attention", lambda g: (strided(2, 4, 3, 8), f(2, 2, 5, 8), f(2, 2, 5, 6), None, True, 0.5)),
+    ("attention", lambda g: (*(f(2, 2, 3, 8).bfloat16() for _ in range(3)), f(3, 3) > 0, False, 0.5)),
+    ("attention", lambda g: (f(0, 2, 3, 8), f(0, 2, 5, 8), f(0, 2, 5, 6), None, True, 0.5)),
+    ("attention_backward", lambda g: attention_backward_arguments()),
     ("add_bias", lambda g: (strided(6, 2), f(3, 2), COUNTS)),
     ("add_bias", lambda g: (f(6, 2).bfloat16(), f(3, 2), COUNTS)),
     ("add_bias_backward", lambda g: (strided(6, 2), COUNTS)),
