@@ -51,6 +51,7 @@ from ep_fx.passes import default_pipeline, pipeline_of
 from ep_fx.runtime import EPModule, Program
 from ep_fx.sharding import agree, find_units, make_layout, mesh_spec, shard_parameter, stages_to_join, stages_together
 from ep_fx.targets import capture_device, emit, keeps_attention, lower
+from ep_fx.targets.npu.probe import probe
 from ep_fx.verify import Report, verify
 from ep_fx.verify.computation import computation
 
@@ -113,6 +114,7 @@ def transform(
         TypeError, ValueError: what was given cannot work; the message names the parameter, mesh dimension or module
             path and what would be accepted. Raised on every rank, before any process group is made.
         PassError: a pass broke a rule.
+        RuntimeError: on an npu mesh, rows of a first, small exchange over ``ep`` did not arrive.
     """
     sizes = mesh_sizes(mesh)
     with ExitStack() as undo:
@@ -139,8 +141,10 @@ def transform(
             )
         undo.pop_all()
     _CONSUMED.add(model)
-    device = mesh.device_type
-    compiler = _Compiler(model, device, target or device, planned, mesh_spec(mesh, sizes), options, passes)
+    device, spec = mesh.device_type, mesh_spec(mesh, sizes)
+    if device == "npu" and sizes.get("ep", 1) > 1:
+        probe(spec.exchange_group, device, lambda line: agree(mesh, "token exchanges", [line]))
+    compiler = _Compiler(model, device, target or device, planned, spec, options, passes)
     module = EPModule(
         model, _shard(planned, mesh), planned.layouts, planned.stacking.stacks, mesh, compiler, compiler.target
     )
