@@ -16,7 +16,8 @@ def install() -> None:
     Raises:
         RuntimeError: torch_npu, or another device of the kind, is there already.
     """
-    from ep_fx.testing.npu import device, dist
+    from ep_fx.testing.npu import device, dist, shim
 
     device.install()
     dist.install()
+    shim.install()
