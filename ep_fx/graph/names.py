@@ -64,8 +64,8 @@ def field_name(container: fx.Node, index: object) -> str:
     """Name of element `index` of a result: its field in the schema or in the context, else the index."""
     fields: tuple[str, ...] = ()
     schema = getattr(container.target, "_schema", None)
-    if role_of(container) is Role.CONTEXT:
-        fields = CONTEXT_FIELDS
+    if role_of(container) is Role.CONTEXT or hasattr(container.target, "results"):
+        fields = getattr(container.target, "results", CONTEXT_FIELDS)
     elif schema is not None:
         fields = tuple(returned.name or "" for returned in schema.returns)
     known = isinstance(index, int) and 0 <= index < len(fields) and len(fields) > 1

@@ -3,6 +3,7 @@
     aten.mm   aten.add.Tensor   ep_fx.unshard   c10d.all_to_all_single     operators: namespace, name, overload
     mul   dispatch_context                                                 Python's operators, functions of ep_fx.ops
     math.floor   builtins.max   torch.sym_float                            arithmetic on sizes
+    npu.npu_swiglu                                                         functions of ep_fx.targets.npu, not read back
 
 Nothing else has a text that is read back: what a text names can compute, and do nothing else.
 """
@@ -38,6 +39,8 @@ def target_text(target: Any) -> str:
     module = getattr(target, "__module__", None) or ""
     if getattr(operator, name, None) is target or getattr(ops, name, None) is target:
         return str(name)
+    if module.startswith("ep_fx.targets."):
+        module = module.split(".")[2]
     return f"{module}.{name}"
 
 

@@ -63,10 +63,28 @@ def dispatch_context(
         ValueError: the counts claim more rows than there are.
     """
     received = counts_done.view(ep_size, -1)
+    input_splits, output_splits = exchange_splits(tokens_per_expert, received, num_rows, region)
+    local, permuted_indices = regroup_indices(received, sum(output_splits))
+    return DispatchContext(permuted_indices, input_splits, output_splits, (num_rows,), local)
+
+
+def exchange_splits(
+    tokens_per_expert: Tensor, received: Tensor, num_rows: int, region: str
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Rows that go to each rank and rows that come from each, with one wait for the device.
+
+    Args:
+        tokens_per_expert: ``[E]``, this rank's rows for every expert.
+        received: ``[ep, E/ep]``, rows of each rank for this rank's experts.
+        num_rows, region: as for `dispatch_context`.
+
+    Raises:
+        ValueError: the counts claim more rows than there are.
+    """
+    ep_size = received.shape[0]
     both = torch.cat((tokens_per_expert.view(ep_size, -1).sum(1), received.sum(1))).tolist()
     input_splits, output_splits = tuple(both[:ep_size]), tuple(both[ep_size:])
     sent = sum(input_splits)
     if isinstance(sent, int) and isinstance(num_rows, int) and sent > num_rows:
         raise ValueError(f"dispatch of region {region!r}: {sent} rows are counted for experts, there are {num_rows}")
-    local, permuted_indices = regroup_indices(received, sum(output_splits))
-    return DispatchContext(permuted_indices, input_splits, output_splits, (num_rows,), local)
+    return input_splits, output_splits

@@ -1,8 +1,13 @@
 """What the nodes of a lowered graph call: one function per torch_npu kernel, under its name.
 
 A function reaches its operator through `call`, when it is called. It gives the operator the index types and the layout
-that it demands, and answers for empty input itself: operators are not asked about zero rows.
+that it demands, and answers for empty input itself: operators are not asked about zero rows. Beside them stand
+functions made of operators of ATen alone.
 """
-from ep_fx.targets.npu.kernels.registry import KERNELS, Call, call, kernel, reached
+from ep_fx.targets.npu.kernels import activation, context, matmul, routing
+from ep_fx.targets.npu.kernels.registry import COMPOSITIONS, KERNELS, Call, call, composition, kernel, reached
 
-__all__ = ["KERNELS", "Call", "call", "kernel", "reached"]
+__all__ = [
+    "COMPOSITIONS", "KERNELS", "Call", "activation", "call", "composition", "context", "kernel", "matmul", "reached",
+    "routing",
+]
