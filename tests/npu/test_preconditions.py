@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ep_fx.targets.npu.preconditions import OPS, check
+from ep_fx.testing.npu.shim import schemas
 
 INT64 = torch.int64
 
@@ -171,3 +172,15 @@ def test_unknown_operators_and_arguments_are_refused() -> None:
         check("npu_swiglu", (rows(4, 8),), {"axis": 1})
     with pytest.raises(TypeError, match="does not take"):
         check("npu_swiglu", (rows(4, 8), -1, 3))
+
+
+def test_parameters_are_those_of_the_frozen_schemas() -> None:
+    for name, op in OPS.items():
+        arguments = torch._C.parse_schema(f"npu::{schemas()[name]}").arguments if name in schemas() else None
+        if arguments is None:
+            continue
+        words = [word.partition("=") for word in op.parameters.split()]
+        assert [word for word, _, _ in words] == [argument.name for argument in arguments], name
+        defaults = {a.name: a.default_value for a in arguments}
+        given = op.bind([None] * sum(not a.has_default_value() for a in arguments), {})
+        assert {n: given[n] for n, equals, _ in words if equals} == {n: defaults[n] for n, equals, _ in words if equals}
