@@ -272,7 +272,7 @@ class _Compiler:
         manager.run(graph)
         if check is not None:  # once for all passes: fake propagation costs up to 1 ms a node
             verify(graph, ["types"]).raise_if_broken()
-        return _program(graph, lower(graph, self.target), trace, manager, self.device)
+        return _program(graph, lower(graph, self.target, verify=self.options.verify), trace, manager, self.device)
 
     def _capture(self, inputs: Inputs, gradients: bool, sizes: Sizes) -> tuple[Trace, ParallelGraph]:
         """The trace and the graph by the most dynamic reading of the inputs with which the model can be captured.

@@ -26,6 +26,18 @@ def keeps_attention(target: str) -> bool:
     return target == "npu"
 
 
-def lower(graph: ParallelGraph, target: str) -> ParallelGraph:
-    """What is emitted of a verified graph: for ``npu`` a lowered copy, otherwise the graph itself."""
-    return npu.lower(graph) if target == "npu" else graph
+def lower(graph: ParallelGraph, target: str, *, verify: bool = True) -> ParallelGraph:
+    """What is emitted of a verified graph: for ``npu`` a lowered copy, otherwise the graph itself.
+
+    Args:
+        verify: hold the copy against the rule of the target.
+
+    Raises:
+        VerificationError: a kernel would get arguments that it does not take.
+    """
+    if target != "npu":
+        return graph
+    lowered = npu.lower(graph)
+    if verify:
+        npu.check_target(lowered).raise_if_broken()
+    return lowered

@@ -10,7 +10,10 @@ from ep_fx.verify.report import Report, RuleResult, VerificationError
 from ep_fx.verify.rule import Rule, Violation, rule
 from ep_fx.verify.table import RULES
 
-__all__ = ["RULES", "Facts", "Report", "Rule", "RuleResult", "VerificationError", "Violation", "rule", "verify"]
+__all__ = [
+    "RULES", "Facts", "Report", "Rule", "RuleResult", "VerificationError", "Violation", "rule",
+    "run_rule", "verify",
+]
 
 
 def verify(graph: ParallelGraph, rules: Iterable[str] | None = None, *, types: bool = False) -> Report:
@@ -29,10 +32,11 @@ def verify(graph: ParallelGraph, rules: Iterable[str] | None = None, *, types: b
     if unknown:
         raise KeyError(f"no rule {', '.join(map(repr, unknown))}; rules are {', '.join(RULES)}")
     facts = Facts(graph)
-    return Report(graph, tuple(_run(RULES[name], facts) for name in chosen))
+    return Report(graph, tuple(run_rule(RULES[name], facts) for name in chosen))
 
 
-def _run(checked: Rule, facts: Facts) -> RuleResult:
+def run_rule(checked: Rule, facts: Facts) -> RuleResult:
+    """Runs one rule, of this table or of a target's own."""
     facts.checked = 0
     started = time.process_time()
     violations = tuple(checked.check(facts))
