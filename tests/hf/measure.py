@@ -70,7 +70,7 @@ def _compare(
     got, want = module(**kwargs), whole(**kwargs)
     meaning.loss(got, kwargs).backward()
     meaning.loss(want, kwargs).backward()
-    gradients = _averaged(whole)
+    gradients = averaged_gradients(whole)
     fields, expected = meaning.fields(got), meaning.fields(want)
     place = f"{shape[0]}x{shape[1]}"
     findings.classes[case] = (type(got).__name__, type(want).__name__)
@@ -79,7 +79,7 @@ def _compare(
         {f"{place} {n}": relative_error(fields[n], expected[n]) for n in expected if n in fields}
     )
     findings.gradients.setdefault(case, {}).update(
-        {f"{place} {n}": relative_error(_full(p.grad), gradients[n]) for n, p in module.named_parameters()}
+        {f"{place} {n}": relative_error(full(p.grad), gradients[n]) for n, p in module.named_parameters()}
     )
     module.zero_grad()
     whole.zero_grad()
@@ -91,9 +91,9 @@ def _train(findings: Findings, rank: int, module: nn.Module, whole: nn.Module) -
     for step in range(STEPS):
         batches = [CASES["ids_only"](rank + 4 * (2 * step + i), *SHAPES[i]) for i in range(2)]
         losses = [_accumulate(model, batches) for model in (module, whole)]
-        for parameter, gradient in zip(whole.parameters(), _averaged(whole).values(), strict=True):
+        for parameter, gradient in zip(whole.parameters(), averaged_gradients(whole).values(), strict=True):
             parameter.grad = gradient
-        norms = [_full(nn.utils.clip_grad_norm_(model.parameters(), 1.0)) for model in (module, whole)]
+        norms = [full(nn.utils.clip_grad_norm_(model.parameters(), 1.0)) for model in (module, whole)]
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
@@ -110,7 +110,7 @@ def _accumulate(model: nn.Module, batches: list[dict[str, Any]]) -> Tensor:
     return total / dist.get_world_size()
 
 
-def _averaged(whole: nn.Module) -> dict[str, Tensor]:
+def averaged_gradients(whole: nn.Module) -> dict[str, Tensor]:
     """Mean over the ranks of each gradient; zeros where there is none."""
     result = {}
     for name, parameter in whole.named_parameters():
@@ -120,6 +120,6 @@ def _averaged(whole: nn.Module) -> dict[str, Tensor]:
     return result
 
 
-def _full(tensor: Tensor | None) -> Tensor:
+def full(tensor: Tensor | None) -> Tensor:
     assert tensor is not None
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
