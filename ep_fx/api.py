@@ -51,6 +51,7 @@ from ep_fx.passes import default_pipeline, pipeline_of
 from ep_fx.runtime import EPModule, Program
 from ep_fx.sharding import agree, find_units, make_layout, mesh_spec, shard_parameter, stages_to_join, stages_together
 from ep_fx.targets import capture_device, emit, keeps_attention, lower
+from ep_fx.targets.npu.machine import require_npu
 from ep_fx.targets.npu.probe import probe
 from ep_fx.verify import Report, verify
 from ep_fx.verify.computation import computation
@@ -114,8 +115,11 @@ def transform(
         TypeError, ValueError: what was given cannot work; the message names the parameter, mesh dimension or module
             path and what would be accepted. Raised on every rank, before any process group is made.
         PassError: a pass broke a rule.
-        RuntimeError: on an npu mesh, rows of a first, small exchange over ``ep`` did not arrive.
+        RuntimeError: on an npu mesh, torch_npu cannot be loaded, or rows of a first, small exchange over ``ep`` did
+            not arrive.
     """
+    if getattr(mesh, "device_type", None) == "npu":
+        require_npu()
     sizes = mesh_sizes(mesh)
     with ExitStack() as undo:
         with stages_together(stages_to_join(mesh, sizes)):

@@ -1,4 +1,4 @@
-"""The command line ``ep-fx``: transform, explain, verify, view, diff and bench, on models and on printed graphs.
+"""The command line ``ep-fx``: transform, explain, verify, view, diff, bench and doctor.
 
 Nothing runs and no device is needed: a model is captured from the meta device, on a mesh of any size in one process.
 One file a command; what they do lies in the library.

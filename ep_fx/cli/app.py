@@ -14,6 +14,7 @@ import typer
 
 from ep_fx.cli.bench import bench
 from ep_fx.cli.diff import diff
+from ep_fx.cli.doctor import doctor
 from ep_fx.cli.explain import explain
 from ep_fx.cli.failure import MEANING, Code, FailedError
 from ep_fx.cli.output import print_json, print_text
@@ -23,7 +24,7 @@ from ep_fx.cli.view import view
 from ep_fx.graph import PassError
 from ep_fx.verify import VerificationError
 
-COMMANDS = (transform, explain, verify, view, diff, bench)
+COMMANDS = (transform, explain, verify, view, diff, bench, doctor)
 _CODES = "\n\n".join(f"{code.value}: {meaning}" for code, meaning in MEANING.items())
 app = typer.Typer(
     name="ep-fx",
