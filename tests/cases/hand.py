@@ -1,4 +1,4 @@
-"""HandMoE on local ranks: what a run gave, to be compared with numbers known by hand."""
+"""HandMoE on local ranks, whatever their device: what a run gave, to be compared with numbers known by hand."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,15 +51,16 @@ def hand_run(
         loss: over the local tokens' sums, divided by the number of micro-batches.
         options: of `ep_fx.transform`.
     """
-    module = ep_fx.transform(make_model(), local_mesh(**sizes), **(options or {}))
-    outputs = [module(tokens_for(routings[rank])) for routings in microbatches]
+    mesh = local_mesh(**sizes)
+    module = ep_fx.transform(make_model(), mesh, **(options or {}))
+    outputs = [module(tokens_for(routings[rank]).to(mesh.device_type)) for routings in microbatches]
     losses = [getattr(y.sum(-1), loss)() / len(outputs) for y in outputs]
     with CollectiveLog() as log:
         for value in losses:
             value.backward()
     gradient = next(p.grad for name, p in module.named_parameters() if name.endswith("experts.w"))
     assert gradient is not None
-    whole = gradient.full_tensor()  # type: ignore[attr-defined]
+    whole = gradient.full_tensor().cpu()  # type: ignore[attr-defined]
     sums, flags = [y.sum(-1).tolist() for y in outputs], [y.requires_grad for y in outputs]
     return HandRun(sums, flags, whole, log.events, len(module.programs))
 

@@ -6,7 +6,9 @@ token from another, so that all go to the same experts, and training.
 """
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any
 
 import torch
@@ -14,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ep_fx
-from ep_fx.testing.npu import recorded
+from ep_fx.targets.npu.kernels import KERNELS
+from ep_fx.testing.npu import only, recorded
 from ep_fx.testing.ranks import local_mesh
 from tests.hf.measure import averaged_gradients, full
 from tests.models.hf import hf_ids, tiny_hf
@@ -33,6 +36,7 @@ class Findings:
         used: the experts that any token of any rank went to, by parameter, with routers that know no token.
         losses: relative error of the loss at each step of training.
         parameters: relative error of each parameter after the last step.
+        nodes: nodes of the lowered graph that call each fused kernel.
         kernels: calls of each fused kernel in one forward and backward.
     """
 
@@ -41,6 +45,7 @@ class Findings:
     used: dict[str, list[int]] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     parameters: dict[str, float] = field(default_factory=dict)
+    nodes: dict[str, int] = field(default_factory=dict)
     kernels: dict[str, int] = field(default_factory=dict)
 
 
@@ -49,9 +54,11 @@ def measure(rank: int, arch: str, dtype: torch.dtype) -> Findings:
     whole = tiny_hf(arch).to(dtype).float()
     module = ep_fx.transform(tiny_hf(arch).to(dtype), local_mesh(fsdp=2, ep=2))
     findings = Findings()
-    with recorded() as calls:
+    with recorded() as calls, only(_on_device()):
         _compare(findings, "spread", rank, module, whole)
-    findings.kernels = {name: count for name, count in calls.items() if name.startswith("npu::")}
+    findings.kernels = {name[5:]: count for name, count in calls.items() if name.startswith("npu::")}
+    targets = [getattr(node.target, "__name__", "") for node in module.lowered]
+    findings.nodes = dict(Counter(name for name in targets if name in KERNELS))
     natural = {name: value.clone() for name, value in whole.state_dict().items()}
     whole.load_state_dict({n: torch.zeros_like(v) if n.endswith("gate.weight") else v for n, v in natural.items()})
     module.load_state_dict(whole.state_dict())
@@ -63,6 +70,13 @@ def measure(rank: int, arch: str, dtype: torch.dtype) -> Findings:
     module.load_state_dict(natural)
     _train(findings, rank, module, whole)
     return findings
+
+
+def _on_device() -> frozenset[str]:
+    """Operators of ATen that torch_npu does not run on the CPU."""
+    folder = files("ep_fx.targets.npu")
+    texts = [(folder / name).read_text() for name in ("aten_ops.txt", "aten_compositions.txt")]
+    return frozenset("".join(texts).split())
 
 
 def _loss(logits: Tensor, ids: Tensor) -> Tensor:

@@ -60,6 +60,14 @@ def test_every_token_and_every_gradient_is_the_models(measured: Measured, arch: 
 
 
 @pytest.mark.parametrize(("arch", "dtype"), [*FLOAT32, *BFLOAT16])
+def test_kernels_run_as_often_as_the_graph_says(measured: Measured, arch: str, dtype: torch.dtype) -> None:
+    """And what runs beside them is no operator that torch_npu leaves to the CPU: `measure` forbids these."""
+    for findings in measured(arch, dtype):
+        assert findings.kernels
+        assert findings.kernels == findings.nodes
+
+
+@pytest.mark.parametrize(("arch", "dtype"), [*FLOAT32, *BFLOAT16])
 def test_half_of_the_ranks_get_no_rows(measured: Measured, arch: str, dtype: torch.dtype) -> None:
     """R04 on the device: every token of every rank goes to the same two experts, both of one ep rank."""
     for findings in measured(arch, dtype):

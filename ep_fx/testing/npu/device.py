@@ -26,7 +26,7 @@ from ep_fx.testing.npu import watch
 from ep_fx.testing.npu.memory import DEVICE_TYPE, poison, to_device, to_host
 
 aten = torch.ops.aten
-_COPIES = frozenset({"aten::_copy_from", "aten::_copy_from_and_resize", "aten::_to_copy", "aten::copy_"})
+_COPIES = frozenset({"aten::_copy_from_and_resize", "aten::copy_"})
 _BASIC = (
     aten.empty.memory_format, aten.empty_strided.default, aten._copy_from.default, aten._local_scalar_dense.default,
     aten._to_copy.default,
@@ -157,7 +157,7 @@ def _fallback(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
     if op is aten._to_copy.default:
         return _to_copy(*args, **kwargs)
     if op is aten._copy_from.default:
-        return run(op, lambda source, target, non_blocking=False: target.copy_(source), *args, **kwargs)
+        return run(aten.copy_.default, lambda source, target, *_: target.copy_(source), *args, **kwargs)
     if op is aten._local_scalar_dense.default:
         return run(op, op, *args)
     return run(op, op, *args, **kwargs)
