@@ -2,6 +2,6 @@
 from __future__ import annotations
 
 from ep_fx.targets.npu.lowering import Lowering
-from ep_fx.targets.npu.lowerings import BIAS, GROUPED_MM, REGROUP, ROUTING
+from ep_fx.targets.npu.lowerings import BIAS, GROUPED_MM, IN_PLACE, JOIN, REGROUP, ROUTING, SWIGLU
 
-TABLE: tuple[Lowering, ...] = (ROUTING, GROUPED_MM, BIAS, REGROUP)
+TABLE: tuple[Lowering, ...] = (IN_PLACE, JOIN, SWIGLU, ROUTING, GROUPED_MM, BIAS, REGROUP)

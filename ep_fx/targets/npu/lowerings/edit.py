@@ -4,6 +4,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import torch
 from torch import fx
 
 from ep_fx.graph import ParallelGraph
@@ -41,6 +42,14 @@ def item(graph: ParallelGraph, node: fx.Node, index: int) -> fx.Node:
     """A new node: element `index` of the result of `node`, of its value where one is recorded."""
     values = value_of(node)
     return graph.call(operator.getitem, node, index, like=node, value=None if values is None else values[index])
+
+
+def transposes(node: Any) -> bool:
+    """Whether `node` is the transposed view of the matrices of a 3-D tensor."""
+    if not isinstance(node, fx.Node) or node.target is not torch.ops.aten.transpose.int:
+        return False
+    dims = value_of(node).dim()
+    return dims == 3 and sorted(dim % dims for dim in node.args[1:]) == [1, 2]
 
 
 def first_reason(*reasons: str | None) -> str | None:

@@ -18,7 +18,7 @@ from ep_fx.graph import ParallelGraph, Role, role_of
 from ep_fx.targets.npu.checked import checked
 from ep_fx.targets.npu.kernels import matmul as kernels
 from ep_fx.targets.npu.lowering import Lowering, keep
-from ep_fx.targets.npu.lowerings.edit import argument, first_reason, items_of, value_of
+from ep_fx.targets.npu.lowerings.edit import argument, first_reason, items_of, transposes, value_of
 
 aten = torch.ops.aten
 _NAME = "grouped_mm"
@@ -78,7 +78,7 @@ def _rows(node: fx.Node) -> Any:
 
 def _transposed(graph: ParallelGraph, node: fx.Node, like: fx.Node) -> fx.Node:
     """The matrices of `node` transposed, as a view; of such a view what it was made of."""
-    if node.target is aten.transpose.int and sorted(d % value_of(node).dim() for d in node.args[1:]) == [1, 2]:
+    if transposes(node):
         return argument(node, 0)
     return graph.call(aten.transpose.int, node, 1, 2, like=like, value=value_of(node).mT)
 
@@ -124,10 +124,24 @@ def _backward(graph: ParallelGraph, node: fx.Node, exact: bool) -> None:
         )
     if 1 in items:
         left, right = (grad, x) if transposed else (x, grad)
-        items[1].replace_all_uses_with(_outer(graph, node, exact, left, right, counts, value_of(items[1])))
+        _replace_weight_grad(graph, node, items[1], exact, left, right, counts)
     if 2 in items and node.args[4]:
         value = value_of(items[2])
         items[2].replace_all_uses_with(graph.call(kernels.bias_grad, grad, counts, like=node, value=value))
+
+
+def _replace_weight_grad(
+    graph: ParallelGraph, node: fx.Node, old: fx.Node, exact: bool, left: fx.Node, right: fx.Node, counts: fx.Node
+) -> None:
+    """In the layout in which it is taken: of a weight that was a transposed view, the gradient is transposed back."""
+    value, users = value_of(old), list(old.users)
+    if not all(map(transposes, users)):
+        old.replace_all_uses_with(_outer(graph, node, exact, left, right, counts, value))
+        return
+    value = value.new_empty((value.shape[0], value.shape[2], value.shape[1]))
+    product = _outer(graph, node, exact, right, left, counts, value)
+    for user in users:
+        user.replace_all_uses_with(product)
 
 
 def _outer(
