@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ep_fx.ops.library import use_kernels
 from ep_fx.styles.calls import CALLS
 from ep_fx.styles.forms import EAGER_FORMS, form_of
 from ep_fx.styles.forward import Split, check_forward, owner_forward, style_of, wrap
@@ -29,6 +30,7 @@ def apply_style(style: Any, dims: tuple[str, ...], module: nn.Module, device_mes
     number = form.num_experts(experts)
     names = split_names(experts, number)
     check_split(where, experts, names, number, mesh)
+    use_kernels(mesh.device_type)
     split_parameters(experts, names, mesh)
     split = Split(style, where, number, frozenset(names), mesh)
     wrap(experts, CALLS[form](split), style)

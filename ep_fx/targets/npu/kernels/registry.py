@@ -7,7 +7,8 @@ Private torch API used here: ``FakeTensor``.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar, overload
@@ -43,6 +44,7 @@ class _ReachedError(Exception):
 
 
 _LOOKING: ContextVar[bool] = ContextVar("ep_fx_npu_looking", default=False)
+_ASKED: ContextVar[Callable[[Call], None] | None] = ContextVar("ep_fx_npu_asked", default=None)
 
 
 @overload
@@ -105,7 +107,19 @@ def call(op: str, /, *args: Any, **kwargs: Any) -> Any:
     """
     if _LOOKING.get():
         raise _ReachedError(Call(op, args, kwargs))
+    if (ask := _ASKED.get()) is not None:
+        ask(Call(op, args, kwargs))
     return getattr(torch.ops.npu, op)(*args, **kwargs)
+
+
+@contextmanager
+def asked_first(ask: Callable[[Call], None]) -> Iterator[None]:
+    """While this is open, `ask` sees every call of an operator before it is made, and may raise."""
+    token = _ASKED.set(ask)
+    try:
+        yield
+    finally:
+        _ASKED.reset(token)
 
 
 def reached(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Call | None:
