@@ -238,9 +238,13 @@ def _rotary_backward(grad: Tensor, input: Tensor, r1: Tensor, r2: Tensor, **_: A
 
 
 # -- attention ---------------------------------------------------------------------------------------------------------
+_PACKED = (2048, 2048)
+
+
 def _attention(
-    query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout: str, atten_mask: Tensor | None, **_: Any
-) -> None:
+    query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout: str, atten_mask: Tensor | None,
+    sparse_mode: int = 0, **_: Any,
+) -> None:  # fmt: skip
     _floats("query", query)
     _floats("key", key)
     _alike(query=query, key=key, value=value)
@@ -254,6 +258,11 @@ def _attention(
     require(heads % key.size(1) == 0, f"key heads that divide {heads}", key.size(1))
     require(value.size(3) <= size <= _MAX_HEAD, f"D_v <= D <= {_MAX_HEAD}", shapes)
     if atten_mask is None:
+        return
+    if sparse_mode == 2:
+        require(tuple(atten_mask.shape) == _PACKED, f"atten_mask {_PACKED} with sparse_mode 2", tuple(atten_mask.shape))
+        triangle = bool(atten_mask[0, 1:].all()) and not bool(atten_mask[:, 0].any())
+        require(triangle, "true above the diagonal only", "another mask")
         return
     require(atten_mask.dtype in (torch.bool, torch.uint8), "atten_mask in bool or uint8", atten_mask.dtype)
     both = (length, key.size(2))

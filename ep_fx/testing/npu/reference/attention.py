@@ -14,6 +14,8 @@ ACC = torch.float32
 _REPEAT = 8
 _WINDOW = 2147483647
 """The default of the window sizes: no window."""
+_UP_LEFT = 2
+"""sparse_mode of causal attention that counts from the first query and key; its mask is a packed triangle."""
 
 Attended = tuple[Tensor, Tensor, Tensor, Tensor, int, int, int]
 
@@ -55,11 +57,11 @@ def npu_fusion_attention(
         out ``[B, N, S, D_v]``, softmax_max and softmax_sum ``[B, N, S, 8]``, an empty tensor, and three numbers.
 
     Raises:
-        NotImplementedError: another layout, dropout, sparse modes, position encodings, or a sink.
+        NotImplementedError: another layout, dropout, sparse modes but 0 and 2, position encodings, or a sink.
     """
     absent = (pse, padding_mask, prefix, actual_seq_qlen, actual_seq_kvlen, sink, dropout_mask)
     _refuse(input_layout, keep_prob, sparse_mode, (pre_tockens, next_tockens), absent)
-    scores = _scores(query, key, atten_mask, scale)
+    scores = _scores(query, key, atten_mask, scale, sparse_mode)
     largest = scores.amax(-1, keepdim=True)
     largest = largest.masked_fill(largest == -torch.inf, 0)
     weights = torch.exp(scores - largest)
@@ -111,7 +113,7 @@ def npu_fusion_attention_grad(
     absent = (pse, padding_mask, prefix, actual_seq_qlen, actual_seq_kvlen, sink)
     _refuse(input_layout, keep_prob, sparse_mode, (pre_tockens, next_tockens), absent)
     total = softmax_sum[..., :1]
-    p = torch.exp(_scores(query, key, atten_mask, scale_value) - softmax_max[..., :1])
+    p = torch.exp(_scores(query, key, atten_mask, scale_value, sparse_mode) - softmax_max[..., :1])
     p = torch.where(total > 0, p / total, 0)
     grad, q, k, v = dy.to(ACC), query.to(ACC), _heads(key, query), _heads(value, query)
     ds = p * (grad @ v.mT - (grad * attention_in.to(ACC)).sum(-1, keepdim=True)) * scale_value
@@ -119,10 +121,13 @@ def npu_fusion_attention_grad(
     return (ds @ k).to(query.dtype), dk, dv, None, torch.empty(0)
 
 
-def _scores(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+def _scores(query: Tensor, key: Tensor, mask: Tensor | None, scale: float, mode: int) -> Tensor:
     """``[B, N, S, S_kv]``."""
     scores = query.to(ACC) @ _heads(key, query).mT * scale
-    return scores if mask is None else scores.masked_fill(mask.bool(), -torch.inf)
+    if mask is None:
+        return scores
+    masked = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1) if mode == _UP_LEFT else mask.bool()
+    return scores.masked_fill(masked, -torch.inf)
 
 
 def _heads(shared: Tensor, query: Tensor) -> Tensor:
@@ -137,10 +142,10 @@ def _shared(grad: Tensor, like: Tensor) -> Tensor:
 
 
 def _refuse(layout: str, keep_prob: float, mode: int, window: tuple[int, int], absent: tuple[object, ...]) -> None:
-    if layout != "BNSD" or keep_prob != 1 or mode != 0 or window != (_WINDOW, _WINDOW) or any(
+    if layout != "BNSD" or keep_prob != 1 or mode not in (0, _UP_LEFT) or window != (_WINDOW, _WINDOW) or any(
         value is not None for value in absent
     ):
         raise NotImplementedError(
-            f"layout BNSD with a whole mask, no dropout and no options is computed; got {layout!r}, keep_prob "
-            f"{keep_prob}, sparse_mode {mode}, window {window}"
+            f"layout BNSD with a whole mask or a packed triangle, no dropout and no options is computed; got "
+            f"{layout!r}, keep_prob {keep_prob}, sparse_mode {mode}, window {window}"
         )
