@@ -13,7 +13,7 @@ BARE   := torchtitan spmd_types tyro docstring_parser
 BROWSER := build/playwright
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-all test-browser test-npu-sim models mutate lint golden bench docs clean
+.PHONY: help env demo test test-all test-browser test-npu-sim test-npu models mutate lint golden bench docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -32,7 +32,7 @@ demo: env  ## a tiny MoE on 4 local ranks: transform, verify, picture, train
 	$(BIN)/python examples/demo.py $(ARGS)
 
 test: env  ## the default suite, no device needed; budget: 12 minutes on 2 cores
-	$(BIN)/python -m pytest -q -m "not slow and not gpu and not browser and not npu_sim" $(ARGS)
+	$(BIN)/python -m pytest -q -m "not slow and not gpu and not browser and not npu_sim and not npu_hardware" $(ARGS)
 
 test-all: env  ## everything, slow tests too (and GPU tests where there is one); budget: 30 minutes
 	$(BIN)/python -m pytest -q $(ARGS)
@@ -49,6 +49,9 @@ test-browser: env  ## graph.html in a headless Chromium without network, not par
 
 test-npu-sim: env  ## the real torch_npu on stand-ins for CANN, in build/npu-sim; no NPU needed; budget: 5 minutes
 	$(BIN)/python -m tests.npu_sim $(ARGS)
+
+test-npu:  ## on a machine with NPUs and CANN, in the environment of PYTHON; skips with a reason elsewhere
+	$(PYTHON) -m pytest -q -m npu_hardware tests/npu_hardware $(ARGS)
 
 models: env  ## every MoE family of transformers on 4 local ranks; rewrites docs/models.md; budget: 20 minutes
 	$(BIN)/python -m pytest -q -m models --record-models tests/models/matrix $(ARGS)

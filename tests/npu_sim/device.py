@@ -1,7 +1,9 @@
-"""What each rank of this lane does first."""
+"""What each rank does first, on stand-ins for CANN and on NPUs alike."""
 from __future__ import annotations
 
 import functools
+import os
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -10,10 +12,17 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from ep_fx.testing.npu.cann.simulate import install
 
 
+def simulated() -> bool:
+    """Whether this process has stand-ins for CANN, and no NPU."""
+    folders = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    return any((Path(folder) / "libcann_stub.so").exists() for folder in folders if folder)
+
+
 @functools.cache
 def npu(rank: int) -> torch.device:
     """This rank's npu; its default group is now one of the real ProcessGroupHCCL, the pool's gloo group is gone."""
-    install()
+    if simulated():
+        install()
     size, store = dist.get_world_size(), dist.distributed_c10d._get_default_store()
     dist.destroy_process_group()
     torch.npu.set_device(rank)

@@ -19,6 +19,16 @@ STEP_TOLERANCE = 1e-4
 """Of a parameter's change over the steps: AdamW divides by the size of a gradient, rounding grows where it is small."""
 
 
+KERNELS = {
+    "npu_grouped_matmul",
+    "npu_moe_token_permute",
+    "npu_moe_token_permute_grad_v2",
+    "npu_moe_token_unpermute",
+    "npu_moe_token_unpermute_grad_v2",
+}
+"""Every MoE region is made of these, in forward and backward."""
+
+
 def _run(ranks: RankPools, arch: str, mesh: Mesh, dtype: torch.dtype) -> list[Findings]:
     return ranks(2 ** len(mesh)).run(measure, arch, mesh, dtype, dtype is torch.float32, timeout=100)
 
@@ -31,6 +41,7 @@ def _above(errors: dict[str, float], tolerance: float) -> dict[str, float]:
 def test_float32_output_gradients_and_steps(ranks: RankPools, arch: str, mesh: Mesh) -> None:
     outputs, gradients = TOLERANCE[torch.float32]
     for findings in _run(ranks, arch, mesh, torch.float32):
+        assert findings.kernels >= KERNELS
         assert findings.output <= outputs
         assert _above(findings.gradients, gradients) == {}
         assert len(findings.losses) == STEPS
