@@ -50,7 +50,7 @@ from ep_fx.graph.pipeline import print_pipeline
 from ep_fx.passes import default_pipeline, pipeline_of
 from ep_fx.runtime import EPModule, Program
 from ep_fx.sharding import agree, find_units, make_layout, mesh_spec, shard_parameter, stages_to_join, stages_together
-from ep_fx.targets import capture_device, emit, keeps_attention, lower
+from ep_fx.targets import capture_device, capture_modes, emit, keeps_attention, lower
 from ep_fx.targets.npu.machine import require_npu
 from ep_fx.targets.npu.probe import probe
 from ep_fx.verify import Report, verify
@@ -261,7 +261,7 @@ class _Compiler:
     passes: tuple[Pass, ...]
 
     def __call__(self, inputs: Inputs, gradients: bool, sizes: Sizes) -> Program:
-        with _CAPTURE, outside_modes():
+        with _CAPTURE, outside_modes(), capture_modes(self.target, self.device):
             return self._compile(inputs, gradients, sizes)
 
     def _compile(self, inputs: Inputs, gradients: bool, sizes: Sizes) -> Program:

@@ -1,6 +1,9 @@
 """Lowering of graphs to what runs them: one folder or file per target, and how a graph is captured for it."""
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from ep_fx.graph import ParallelGraph
@@ -9,7 +12,7 @@ from ep_fx.targets.eager import Boxed, emit
 
 TARGETS = ("cpu", "cuda", "npu")
 
-__all__ = ["TARGETS", "Boxed", "capture_device", "emit", "keeps_attention", "lower"]
+__all__ = ["TARGETS", "Boxed", "capture_device", "capture_modes", "emit", "keeps_attention", "lower"]
 
 
 def capture_device(target: str) -> torch.device:
@@ -19,6 +22,20 @@ def capture_device(target: str) -> torch.device:
     one_hot, attention), so that a trace on its device would not consist of the operators that torch documents.
     """
     return torch.device("cpu" if target == "npu" else target)
+
+
+@contextmanager
+def capture_modes(target: str, device: str) -> Iterator[None]:
+    """Autocast on the device of a capture as the caller has it on `device`, where the module runs.
+
+    What is cast is by the list of operators that torch has for the device of the capture.
+    """
+    traced = capture_device(target).type
+    if traced == device:
+        yield
+        return
+    with torch.autocast(traced, torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device)):
+        yield
 
 
 def keeps_attention(target: str) -> bool:

@@ -86,6 +86,9 @@ def _copies(rank: int) -> None:
     assert source.copy_(x).tolist() == [0, 5, 10]
     assert torch.empty(3, device="npu").copy_(source).tolist() == [0, 5, 10]
     assert x.to("npu:0") is x
+    twin = copy.deepcopy(x)
+    x.zero_()
+    assert twin.tolist() == [0, 5, 10]
 
 
 def _traces(rank: int) -> None:
@@ -106,6 +109,13 @@ def _lists_of_tensors(rank: int) -> None:
     torch._foreach_mul_(parts, 2.0)
     assert [part.tolist() for part in parts] == [[6, 6], [2]]
     assert [part.shape[0] for part in torch.split(parts[0], [2, 0])] == [2, 0]
+
+
+def _autocast_of_the_cpu_is_none_of_its_own(rank: int) -> None:
+    x = torch.full((2, 2), 1.001, device="npu")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (x @ x).dtype is torch.float32
+        assert (x.cpu() @ x.cpu()).dtype is torch.bfloat16
 
 
 def _refuses_other_devices(rank: int) -> None:
@@ -145,7 +155,7 @@ def _is_watched(rank: int) -> None:
 
 PROBES = [
     _parameters_and_views, _autograd_and_adamw, _writes_in_place, _empty_tensors, _copies, _traces, _lists_of_tensors,
-    _refuses_other_devices, _what_is_freed_is_nan, _is_watched,
+    _autocast_of_the_cpu_is_none_of_its_own, _refuses_other_devices, _what_is_freed_is_nan, _is_watched,
 ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ afterwards is noticed. Backward runs on the calling thread.
 
 Private torch API used here, and only here: ``torch.utils.backend_registration``'s
 ``_setup_privateuseone_for_python_backend`` and ``_DummyBackendModule``, ``_get_privateuse1_backend_name``, the names
-and kernels of the dispatcher, and ``OpOverload._op_dk``, by which a kernel of another device is called.
+and kernels of the dispatcher, ``_ExcludeDispatchKeyGuard``, and ``OpOverload._op_dk``, another device's kernel.
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import torch.utils.backend_registration as registration
 from torch import Tensor
 
 from ep_fx.testing.npu import watch
-from ep_fx.testing.npu.memory import DEVICE_TYPE, poison, to_device, to_host
+from ep_fx.testing.npu.memory import DEVICE_TYPE, take_over_storages, to_device, to_host
 
 aten = torch.ops.aten
 _COPIES = frozenset({"aten::_copy_from_and_resize", "aten::copy_"})
@@ -32,11 +32,16 @@ _BASIC = (
     aten._to_copy.default,
 )  # fmt: skip
 """Operators whose kernels for PrivateUse1 PyTorch looks for by themselves: the fallback does not reach them."""
-_VIEWS = (aten.as_strided.default, aten.view.default, aten._reshape_alias.default, aten.unfold.default)
-"""Views from which all others are made. The CPU's kernels share the storage, whatever its device: who waits for a
-collective finds it by the storage."""
+_VIEWS = (
+    aten.as_strided.default, aten.view.default, aten._reshape_alias.default, aten.unfold.default,
+    aten.set_.source_Storage, aten.set_.source_Storage_storage_offset, aten.set_.source_Tensor,
+)  # fmt: skip
+"""Views from which all others are made, and what puts a storage under a tensor. The CPU's kernels share the storage,
+whatever its device: who waits for a collective finds it by the storage."""
 
 
+_HOST_MODES = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+"""What is on for the CPU changes nothing on the device."""
 _LIBRARIES: list[torch.library.Library] = []
 """Registrations, which live as long as their library; none while there is no device."""
 
@@ -87,7 +92,7 @@ def install() -> None:
     registration._setup_privateuseone_for_python_backend(DEVICE_TYPE, backend_module=_Module())
     torch.autograd.set_multithreading_enabled(False)  # else a thread wants the interpreter while it shuts down
     _take_over_operators()
-    _poison_what_is_freed()
+    take_over_storages()
 
 
 def installed() -> bool:
@@ -132,7 +137,8 @@ def run(op: torch._ops.OpOverload, kernel: Callable[..., Any], *args: Any, **kwa
             return type(value)([leave(item) for item in value])
         return value
 
-    result = kernel(*enter(args), **{key: enter(value) for key, value in kwargs.items()})
+    with torch._C._ExcludeDispatchKeyGuard(_HOST_MODES):
+        result = kernel(*enter(args), **{key: enter(value) for key, value in kwargs.items()})
     for host, tensor in aliases.values():
         if host.size() != tensor.size():
             raise NotImplementedError(f"{name} resized an argument, {tuple(tensor.size())} to {tuple(host.size())}")
@@ -158,9 +164,15 @@ def _fallback(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
         return _to_copy(*args, **kwargs)
     if op is aten._copy_from.default:
         return run(aten.copy_.default, lambda source, target, *_: target.copy_(source), *args, **kwargs)
-    if op is aten._local_scalar_dense.default:
-        return run(op, op, *args)
+    if op is aten.histc.default:
+        return run(op, _histogram, *args, **kwargs)
     return run(op, op, *args, **kwargs)
+
+
+def _histogram(values: Tensor, *args: Any) -> Tensor:
+    """Of integers too, which devices count and the CPU does not: transformers asks for it on a device."""
+    counts: Tensor = aten.histc.default(values.double(), *args)
+    return counts.to(values.dtype)
 
 
 def _to_copy(source: Tensor, *, device: Any = None, non_blocking: bool = False, **options: Any) -> Tensor:
@@ -183,6 +195,7 @@ def _take_over_operators() -> None:
     """Sends every operator to the host, but for those that consist of others."""
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(_fallback, "PrivateUse1")
+    everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     library = torch.library.Library("aten", "IMPL")
     for op in (*_BASIC, *_functional_compositions()):
         library.impl(op, functools.partial(_fallback, op), "PrivateUse1")
@@ -203,17 +216,3 @@ def _functional_compositions() -> Iterator[torch._ops.OpOverload]:
         op = getattr(getattr(aten, packet, None), overload or "default", None)
         if op is not None and all(value.alias_info is None for value in (*op._schema.arguments, *op._schema.returns)):
             yield op
-
-
-def _poison_what_is_freed() -> None:
-    resize = torch.UntypedStorage.resize_
-
-    def resize_(storage: torch.UntypedStorage, size: int) -> None:
-        if storage.device.type != DEVICE_TYPE:
-            resize(storage, size)
-        elif size == 0:
-            poison(storage)
-        elif size != storage.nbytes():
-            raise NotImplementedError(f"a storage of {storage.nbytes()} bytes on npu cannot become {size} bytes")
-
-    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign,assignment]

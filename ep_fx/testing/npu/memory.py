@@ -9,6 +9,7 @@ Private torch API used here, and only here: ``torch._C._to_dlpack`` and ``_from_
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,16 +37,42 @@ def to_device(tensor: Tensor) -> Tensor:
 def to_host(tensor: Tensor) -> Tensor:
     """The CPU tensor on the memory of the npu tensor `tensor`, with its sizes and strides."""
     storage = tensor.untyped_storage()
-    size = storage.nbytes()
-    if size == 0 or tensor.numel() == 0:
+    if storage.nbytes() == 0 or tensor.numel() == 0:
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
-    buffer = (ctypes.c_uint8 * size).from_address(storage.data_ptr())
-    buffer.owner = storage  # type: ignore[attr-defined]  # the CPU tensor keeps the buffer, and that the memory
-    memory = torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+    memory = bytes_of(storage).untyped_storage()
     return torch.empty(0, dtype=tensor.dtype).set_(memory, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
-def poison(storage: torch.UntypedStorage) -> None:
-    """Overwrites what is freed, as another use of the memory would: all floating-point numbers become NaN."""
-    if storage.nbytes():
-        ctypes.memset(storage.data_ptr(), 0xFF, storage.nbytes())
+def bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    """The memory of an npu storage as a CPU tensor of bytes; it keeps the storage alive."""
+    if storage.nbytes() == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    buffer = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
+    buffer.owner = storage  # type: ignore[attr-defined]  # the CPU tensor keeps the buffer, and that the memory
+    return torch.frombuffer(buffer, dtype=torch.uint8)
+
+
+def take_over_storages() -> None:
+    """PyTorch has no allocator for the device, so storages on it are copied and freed here, from now on.
+
+    What is freed is overwritten, as another use of the memory would: all floating-point numbers become NaN.
+    """
+    resize: Any = torch.UntypedStorage.resize_
+    clone: Any = torch.UntypedStorage.clone
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        if storage.device.type != DEVICE_TYPE:
+            return resize(storage, size)
+        if size == 0 < storage.nbytes():
+            ctypes.memset(storage.data_ptr(), 0xFF, storage.nbytes())
+        elif size != storage.nbytes():
+            raise NotImplementedError(f"a storage of {storage.nbytes()} bytes on npu cannot become {size} bytes")
+        return storage
+
+    def clone_(storage: torch.UntypedStorage) -> Any:
+        if storage.device.type != DEVICE_TYPE:
+            return clone(storage)
+        return to_device(bytes_of(storage).clone()).untyped_storage()
+
+    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign,assignment]
+    torch.UntypedStorage.clone = clone_  # type: ignore[method-assign,assignment]
