@@ -12,6 +12,7 @@ from ep_fx import nn, ops  # ops registers the dialect
 from ep_fx.api import transform
 from ep_fx.capture import register_experts
 from ep_fx.check import CheckReport, check
+from ep_fx.config import NpuOptions
 from ep_fx.explain import explain
 from ep_fx.ops import DispatchContext
 from ep_fx.ops.moe import moe
@@ -19,6 +20,6 @@ from ep_fx.runtime import EPModule
 from ep_fx.styles import ExpertParallel, ExpertTensorParallel, TensorParallel
 
 __all__ = [
-    "CheckReport", "DispatchContext", "EPModule", "ExpertParallel", "ExpertTensorParallel", "TensorParallel", "check",
-    "explain", "moe", "nn", "ops", "register_experts", "transform",
+    "CheckReport", "DispatchContext", "EPModule", "ExpertParallel", "ExpertTensorParallel", "NpuOptions",
+    "TensorParallel", "check", "explain", "moe", "nn", "ops", "register_experts", "transform",
 ]

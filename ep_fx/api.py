@@ -34,8 +34,10 @@ from ep_fx.capture import (
     trace_joint,
 )
 from ep_fx.config import (
+    NpuOptions,
     Options,
     Plan,
+    Target,
     check_degrees,
     check_examples,
     check_parameters,
@@ -77,7 +79,7 @@ def transform(
     pipeline: str | Sequence[Pass] | None = None,
     dynamic: bool = True,
     verify: bool = True,
-    target: Literal["cpu", "cuda", "npu"] | None = None,
+    target: Target | NpuOptions | None = None,
 ) -> EPModule:
     """Turns an unmodified MoE model into a sharded, verified, trainable module.
 
@@ -104,7 +106,7 @@ def transform(
         dynamic: batch and sequence sizes are free; False: one capture for each set of sizes.
         verify: run the rule table after every pass.
         target: device to emit for; None: that of the mesh. A module for another device than its mesh's can be looked
-            at, ``module.lowered`` included, but does not run.
+            at, ``module.lowered`` included, but does not run. `ep_fx.NpuOptions` is "npu" with more to say.
 
     Returns:
         The module: same forward, same parameter names, DTensor parameters, ordinary ``backward()``. The parameters of
@@ -148,7 +150,8 @@ def transform(
     device, spec = mesh.device_type, mesh_spec(mesh, sizes)
     if device == "npu" and sizes.get("ep", 1) > 1:
         probe(spec.exchange_group, device, lambda line: agree(mesh, "token exchanges", [line]))
-    compiler = _Compiler(model, device, target or device, planned, spec, options, passes)
+    emitted_for = "npu" if isinstance(target, NpuOptions) else target or device
+    compiler = _Compiler(model, device, emitted_for, planned, spec, options, passes)
     module = EPModule(
         model, _shard(planned, mesh), planned.layouts, planned.stacking.stacks, mesh, compiler, compiler.target
     )
@@ -276,7 +279,9 @@ class _Compiler:
         manager.run(graph)
         if check is not None:  # once for all passes: fake propagation costs up to 1 ms a node
             verify(graph, ["types"]).raise_if_broken()
-        return _program(graph, lower(graph, self.target, verify=self.options.verify), trace, manager, self.device)
+        npu = self.options.target if isinstance(self.options.target, NpuOptions) else None
+        lowered = lower(graph, self.target, npu, verify=self.options.verify)
+        return _program(graph, lowered, trace, manager, self.device)
 
     def _capture(self, inputs: Inputs, gradients: bool, sizes: Sizes) -> tuple[Trace, ParallelGraph]:
         """The trace and the graph by the most dynamic reading of the inputs with which the model can be captured.

@@ -22,6 +22,35 @@ _STYLES = (ExpertParallel, TensorParallel, ExpertTensorParallel)
 
 
 @dataclass(frozen=True)
+class NpuOptions:
+    """The NPU as target of `transform`, with what is off by default: ``target=ep_fx.NpuOptions(soc="A3", ...)``.
+
+    Args:
+        soc: the series of the chips, Atlas ``"A2"`` or ``"A3"``.
+        fused_exchange: exchange and grouped product as one kernel, ``npu_alltoallv_gmm`` and ``npu_gmm_alltoallv``,
+            where its conditions hold (A3, half precision, ep 8 to 128). It overlaps the two by itself, and nothing of
+            the graph runs between an exchange and its wait.
+    """
+
+    soc: Literal["A2", "A3"] = "A2"
+    fused_exchange: bool = False
+
+    def __post_init__(self) -> None:
+        if self.soc not in ("A2", "A3"):
+            raise ValueError(f"NpuOptions.soc must be 'A2' or 'A3', got {self.soc!r}")
+        if not isinstance(self.fused_exchange, bool):
+            raise TypeError(f"NpuOptions.fused_exchange must be True or False, got {self.fused_exchange!r}")
+        if self.fused_exchange and self.soc != "A3":
+            raise ValueError(
+                f"NpuOptions.fused_exchange needs soc='A3', got {self.soc!r}, which has no npu_alltoallv_gmm; leave it "
+                "out"
+            )
+
+
+Target = Literal["cpu", "cuda", "npu"]
+
+
+@dataclass(frozen=True)
 class Options:
     """Keyword options of `transform`; see there for their meaning."""
 
@@ -32,11 +61,14 @@ class Options:
     grad_reduce: Literal["mean", "sum"] = "mean"
     dynamic: bool = True
     verify: bool = True
-    target: Literal["cpu", "cuda", "npu"] | None = None
+    target: Target | NpuOptions | None = None
 
     def __post_init__(self) -> None:
-        if self.target not in (None, "cpu", "cuda", "npu"):
-            raise ValueError(f"target must be 'cpu', 'cuda', 'npu' or None (the mesh's device), got {self.target!r}")
+        if not isinstance(self.target, NpuOptions) and self.target not in (None, "cpu", "cuda", "npu"):
+            raise ValueError(
+                "target must be 'cpu', 'cuda', 'npu', ep_fx.NpuOptions(...) or None (the mesh's device), got "
+                f"{self.target!r}"
+            )
         if self.expert_reshard not in ("strict", "early"):
             raise ValueError(f"expert_reshard must be 'strict' or 'early', got {self.expert_reshard!r}")
         if self.grad_reduce not in ("mean", "sum"):

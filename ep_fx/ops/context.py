@@ -84,7 +84,15 @@ def exchange_splits(
     ep_size = received.shape[0]
     both = torch.cat((tokens_per_expert.view(ep_size, -1).sum(1), received.sum(1))).tolist()
     input_splits, output_splits = tuple(both[:ep_size]), tuple(both[ep_size:])
-    sent = sum(input_splits)
+    check_rows(sum(input_splits), num_rows, region)
+    return input_splits, output_splits
+
+
+def check_rows(sent: int, num_rows: int, region: str) -> None:
+    """Checks that no more rows are sent than there are; sizes that are not known are let pass.
+
+    Raises:
+        ValueError: more are.
+    """
     if isinstance(sent, int) and isinstance(num_rows, int) and sent > num_rows:
         raise ValueError(f"dispatch of region {region!r}: {sent} rows are counted for experts, there are {num_rows}")
-    return input_splits, output_splits

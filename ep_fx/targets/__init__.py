@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
+from ep_fx.config import NpuOptions
 from ep_fx.graph import ParallelGraph
 from ep_fx.targets import npu
 from ep_fx.targets.eager import Boxed, emit
@@ -43,10 +44,13 @@ def keeps_attention(target: str) -> bool:
     return target == "npu"
 
 
-def lower(graph: ParallelGraph, target: str, *, verify: bool = True) -> ParallelGraph:
+def lower(
+    graph: ParallelGraph, target: str, options: NpuOptions | None = None, *, verify: bool = True
+) -> ParallelGraph:
     """What is emitted of a verified graph: for ``npu`` a lowered copy, otherwise the graph itself.
 
     Args:
+        options: of the target npu; None: its defaults.
         verify: hold the copy against the rule of the target.
 
     Raises:
@@ -54,7 +58,8 @@ def lower(graph: ParallelGraph, target: str, *, verify: bool = True) -> Parallel
     """
     if target != "npu":
         return graph
-    lowered = npu.lower(graph)
+    options = options or NpuOptions()
+    lowered = npu.lower(graph, options)
     if verify:
-        npu.check_target(lowered).raise_if_broken()
+        npu.check_target(lowered, options.soc).raise_if_broken()
     return lowered

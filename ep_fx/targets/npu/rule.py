@@ -18,34 +18,45 @@ from ep_fx.graph import ParallelGraph
 from ep_fx.targets.npu.checked import checked, recorded
 from ep_fx.targets.npu.kernels import KERNELS
 from ep_fx.targets.npu.kernels.context import dispatch_context
+from ep_fx.targets.npu.kernels.exchange import exchange_context, npu_alltoallv_gmm
 from ep_fx.targets.npu.kernels.matmul import rest_counted
-from ep_fx.targets.npu.preconditions import Finding
+from ep_fx.targets.npu.preconditions import Checked, Finding
 from ep_fx.targets.npu.preconditions.grouped import TOTAL
-from ep_fx.verify import Facts, Report, Violation, rule, run_rule
+from ep_fx.verify import Facts, Report, Rule, Violation, rule, run_rule
 
 _FUNCTIONS = frozenset(map(id, KERNELS.values()))
-_COUNTS: dict[Any, int] = {dispatch_context: 4, ops.dispatch_context: 4, torch.ops.ep_fx.dispatch.default: 2}
-"""Place of the counts in what hands out rows; in place 0 stands something with as many rows as were handed out."""
+_COUNTS: dict[Any, int] = {
+    dispatch_context: 4, ops.dispatch_context: 4, torch.ops.ep_fx.dispatch.default: 2, exchange_context: 4,
+}  # fmt: skip
+"""Place of the counts in what hands out rows; in place 0 stands something with as many rows as were handed out, but in
+the last, whose rows only the kernels have that exchange them."""
 aten = torch.ops.aten
 _SAME = frozenset({aten._to_copy.default, aten.clone.default, aten.alias.default, aten.detach.default})
 
 
-@rule("target", "every kernel of the target gets what torch_npu demands of its arguments")
-def target(facts: Facts) -> Iterator[Violation]:
-    for node in facts.nodes:
-        if id(node.target) not in _FUNCTIONS:
-            continue
-        facts.checked += 1
-        yield from _check(node)
+def target(soc: str | None) -> Rule:
+    """The rule for a chip."""
+
+    @rule("target", "every kernel of the target gets what torch_npu demands of its arguments")
+    def check(facts: Facts) -> Iterator[Violation]:
+        for node in facts.nodes:
+            if id(node.target) in _FUNCTIONS:
+                facts.checked += 1
+                yield from _check(node, soc)
+
+    return check
 
 
-def check_target(graph: ParallelGraph) -> Report:
+def check_target(graph: ParallelGraph, soc: str | None = None) -> Report:
     """Holds a lowered graph against the rule.
+
+    Args:
+        soc: the chip, ``"A2"`` or ``"A3"``; None: not known, and what depends on it is left to the run.
 
     Returns:
         The report; its `raise_if_broken` names node, module and line of the source.
     """
-    return Report(graph, (run_rule(target, Facts(graph)),))
+    return Report(graph, (run_rule(target(soc), Facts(graph)),))
 
 
 def run_time_conditions(graph: ParallelGraph) -> dict[fx.Node, tuple[Finding, ...]]:
@@ -58,12 +69,12 @@ def run_time_conditions(graph: ParallelGraph) -> dict[fx.Node, tuple[Finding, ..
     return {node: findings for node, findings in found.items() if findings}
 
 
-def _checked(node: fx.Node) -> Any:
+def _checked(node: fx.Node, soc: str | None = None) -> Checked:
     assert callable(node.target)
-    return checked(node.target, node.args, node.kwargs, result=node if "val" in node.meta else None)
+    return checked(node.target, node.args, node.kwargs, result=node if "val" in node.meta else None, soc=soc)
 
 
-def _check(node: fx.Node) -> Iterator[Violation]:
+def _check(node: fx.Node, soc: str | None) -> Iterator[Violation]:
     missing = [n.name for n in pytree.tree_leaves((node.args, node.kwargs)) if _is_unrecorded(n)]
     if missing:
         yield Violation(
@@ -71,7 +82,7 @@ def _check(node: fx.Node) -> Iterator[Violation]:
         )
         return
     try:
-        found = _checked(node)
+        found = _checked(node, soc)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         first = str(error).strip().split("\n")[0]
         yield Violation(node, "arguments that the kernel accepts", first, "make their types and shapes fit")
@@ -108,7 +119,17 @@ def covers_all(product: fx.Node) -> bool:
         return False
     if counts.args[1] != _COUNTS.get(source.target):
         return False
+    if source.target is exchange_context:
+        return any(_size(received, 0) == rows for received in _received(source))
     return any(_size(user, 0) == rows for user in source.users if user.args[1:] == (0,))
+
+
+def _received(context: fx.Node) -> Iterator[fx.Node]:
+    """What the kernels that exchange by themselves give for the rows that a context counts."""
+    counts = [user for user in context.users if user.args[1:] == (1,)]
+    for fused in (user for node in counts for user in node.users if user.target is npu_alltoallv_gmm):
+        if fused.args[3] in counts:
+            yield from (user for user in fused.users if user.target is operator.getitem)
 
 
 def _size(node: fx.Node, dim: int) -> Any:

@@ -1,8 +1,24 @@
 """The lowering table, in the order in which its lines are applied."""
 from __future__ import annotations
 
+from ep_fx.config import NpuOptions
 from ep_fx.targets.npu.lowering import Lowering
-from ep_fx.targets.npu.lowerings import BIAS, DENSE, GROUPED_MM, IN_PLACE, JOIN, REGROUP, ROUTING, SWIGLU
+from ep_fx.targets.npu.lowerings import (
+    BIAS,
+    DENSE,
+    GROUPED_MM,
+    IN_PLACE,
+    JOIN,
+    REGROUP,
+    ROUTING,
+    SWIGLU,
+    fused_exchange,
+)
 
 TABLE: tuple[Lowering, ...] = (*DENSE, IN_PLACE, JOIN, SWIGLU, ROUTING, GROUPED_MM, BIAS, REGROUP)
 """Those that look for what a capture shows come before those that change it: torch's own norm writes in place."""
+
+
+def optional(options: NpuOptions) -> tuple[Lowering, ...]:
+    """What `options` ask for beyond the table, applied behind it."""
+    return (fused_exchange(options.soc),) if options.fused_exchange else ()

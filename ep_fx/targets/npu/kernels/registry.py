@@ -122,6 +122,11 @@ def asked_first(ask: Callable[[Call], None]) -> Iterator[None]:
         _ASKED.reset(token)
 
 
+def looking() -> bool:
+    """Whether a kernel is asked what it would call, on values that need not be there."""
+    return _LOOKING.get()
+
+
 def reached(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Call | None:
     """The call of an operator that a kernel would make, without making it; None where it answers by itself.
 

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from ep_fx.targets.npu.preconditions.build import HALVES, Op, Size, Words, count, dim, number, place, product
-from ep_fx.targets.npu.preconditions.condition import Arguments, Seen
+from ep_fx.targets.npu.preconditions.condition import Arguments, Condition, Seen
 
 WORLD_SIZES = (8, 16, 32, 64, 128)
 MAX_LOCAL_EXPERTS, MAX_EXPERTS, MIN_BYTES, MAX_NAME = 32, 256, 2 << 20, 127
@@ -22,17 +22,15 @@ def _soc(arguments: Arguments) -> Seen:
 def _summed(name: str) -> Size:
     def of(arguments: Arguments) -> Any:
         value = place(arguments, name)
-        return sum(value) if isinstance(value, (list, tuple)) else None
+        return sum(value) if isinstance(value, (list, tuple)) and None not in value else None
 
     return Size(f"sum({name})", of)
 
 
-def _bytes(name: str) -> Size:
-    def of(arguments: Arguments) -> Any:
-        tensor = place(arguments, name)
-        return tensor.numel() * tensor.element_size() if isinstance(tensor, Tensor) else None
-
-    return Size(f"{name}.bytes", of)
+def _traffic(arguments: Arguments) -> Seen | None:
+    """Always left to the run: ranks have other numbers of rows, and must not decide each for itself."""
+    x = place(arguments, "gmm_x")
+    return Seen(None, f"gmm_x of {x.numel() * x.element_size()} bytes") if isinstance(x, Tensor) else None
 
 
 def _rows_of_weight(arguments: Arguments) -> Seen | None:
@@ -68,7 +66,8 @@ _conditions = (
         for name in ("send_counts", "recv_counts")
     ),
     _aclnn.equal(_summed("send_counts"), dim("gmm_x", 0), "the counts add up to the rows"),
-    _aclnn.at_least(_bytes("gmm_x"), MIN_BYTES, "bytes a rank"),
+    Condition("gmm_x", f"at least {MIN_BYTES} bytes a rank", MIN_BYTES, "bytes", _aclnn.source,
+              "give each rank more tokens, or leave the exchange unfused", _traffic),
     _words.absent("send_counts_tensor", "recv_counts_tensor", "mm_x", "mm_weight", "comm_mode"),
     _words.value("trans_mm_weight", False),
 )
