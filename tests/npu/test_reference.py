@@ -180,6 +180,22 @@ def test_attention(heads: int, shared: int, masked: bool) -> None:
         torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.parametrize(("queries", "keys"), [(5, 5), (3, 7), (7, 3)])
+def test_causal_attention_counts_from_the_first_query_and_key(queries: int, keys: int) -> None:
+    query, key = torch.randn(2, 4, queries, 8, requires_grad=True), torch.randn(2, 4, keys, 8, requires_grad=True)
+    y = F.scaled_dot_product_attention(query, key, key, is_causal=True, scale=0.3)
+    packed = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
+    q, k, options = query.detach(), key.detach(), {"atten_mask": packed, "sparse_mode": 2}
+    out, largest, total, *_ = R["npu_fusion_attention"](q, k, k, 4, "BNSD", scale=0.3, **options)
+    torch.testing.assert_close(out, y.detach())
+    grad, (wanted, both) = _gradients(y, query, key)
+    dq, dk, dv, *_ = R["npu_fusion_attention_grad"](
+        q, k, k, grad, 4, "BNSD", softmax_max=largest, softmax_sum=total, attention_in=out, scale_value=0.3, **options
+    )
+    torch.testing.assert_close(dq, wanted)
+    torch.testing.assert_close(dk + dv, both)
+
+
 @pytest.mark.parametrize("name", ["npu_swiglu", "npu_moe_token_permute", "npu_grouped_matmul"])
 def test_results_have_the_dtype_of_their_input(name: str) -> None:
     x = torch.randn(4, 6).bfloat16()
