@@ -16,8 +16,8 @@ pytestmark = pytest.mark.timeout(120)
 TOLERANCE = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (2e-2, 5e-2)}
 """Of outputs and of gradients, relative. A bfloat16 has 8 bits, and the reference computes in float32."""
 STEP_TOLERANCE = 1e-3
-"""Of a parameter's change over the steps: AdamW divides by the size of a gradient, rounding grows where it is small. One
-of the 49,152 numbers of a stack of experts that goes the other way in one step makes 3e-3."""
+"""Of a parameter's change over the steps: AdamW divides by the size of a gradient, rounding grows where it is small.
+One of the 49,152 numbers of a stack of experts that goes the other way in one step makes 3e-3."""
 
 
 KERNELS = {
