@@ -58,7 +58,7 @@ def find(pattern: Pattern, start: fx.Node) -> Match | str | None:
         return None
     reason: str | None = None
     steps = _steps(pattern.nodes, anchor)
-    for tried, match in enumerate(_search(pattern, steps, 0, [start], Match())):
+    for tried, match in enumerate(_search(pattern, steps, start, 0, Match())):
         leak = _leak(pattern, match)
         if leak is None:
             return match
@@ -88,19 +88,19 @@ def _steps(nodes: tuple[fx.Node, ...], anchor: fx.Node) -> tuple[tuple[fx.Node, 
 
 
 def _search(
-    pattern: Pattern, steps: Sequence[tuple[fx.Node, fx.Node | None]], index: int, starts: list[fx.Node], match: Match
+    pattern: Pattern, steps: Sequence[tuple[fx.Node, fx.Node | None]], start: fx.Node, index: int, match: Match
 ) -> Iterator[Match]:
     if index == len(steps):
         yield match
         return
     node, by = steps[index]
-    for candidate in starts if index == 0 else _candidates(pattern, node, by, match):
+    for candidate in [start] if index == 0 else _candidates(pattern, node, by, match):
         if candidate.target is not node.target:
             continue
         for swapped in (False, True) if node.target in _COMMUTES else (False,):
             longer = match.copy()
             if _put(pattern, node, candidate, swapped, longer):
-                yield from _search(pattern, steps, index + 1, starts, longer)
+                yield from _search(pattern, steps, start, index + 1, longer)
 
 
 def _candidates(pattern: Pattern, node: fx.Node, by: fx.Node | None, match: Match) -> list[fx.Node]:

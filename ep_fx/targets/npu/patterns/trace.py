@@ -1,7 +1,7 @@
 """From an example to its pattern, traced as a capture traces a model, with its gradients by autograd.
 
 Private torch API used here: ``make_fx``, ``FakeTensorMode``, ``ShapeEnv``, ``StatelessSymbolicContext``,
-``enable_python_dispatcher``, ``detect_fake_mode``'s counterpart `_disable_current_modes`.
+``enable_python_dispatcher``, ``_disable_current_modes``.
 """
 from __future__ import annotations
 
