@@ -13,7 +13,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ep_fx.capture import (
@@ -357,4 +358,16 @@ def _program(
         tensor_leaves=tuple(trace.tensor_leaves),
         records=tuple(manager.records),
         history=manager.history,
+        wider_gradients=_wider_gradients(lowered),
     )
+
+
+def _wider_gradients(lowered: ParallelGraph) -> dict[str, torch.dtype]:
+    """Dtype of each gradient that is not in that of its parameter."""
+    groups: Any = lowered.output.args[0]
+    found = {}
+    for spec, node in zip(lowered.manifest.trainable, groups[1], strict=False):  # forward alone has no gradients
+        value = node.meta.get("val") if isinstance(node, fx.Node) else None
+        if value is not None and value.dtype is not spec.dtype:
+            found[spec.name] = value.dtype
+    return found

@@ -30,16 +30,21 @@ class NpuOptions:
         fused_exchange: exchange and grouped product as one kernel, ``npu_alltoallv_gmm`` and ``npu_gmm_alltoallv``,
             where its conditions hold (A3, half precision, ep 8 to 128). It overlaps the two by itself, and nothing of
             the graph runs between an exchange and its wait.
+        main_grads_fp32: gradients of experts' weights in half precision are computed, reduced, returned and added up
+            over micro-batches in fp32 (``npu_grouped_matmul_add_``). ``parameter.grad`` is fp32 then: for an optimizer
+            with weights of its own in fp32. Twice the bytes in the reduction.
     """
 
     soc: Literal["A2", "A3"] = "A2"
     fused_exchange: bool = False
+    main_grads_fp32: bool = False
 
     def __post_init__(self) -> None:
         if self.soc not in ("A2", "A3"):
             raise ValueError(f"NpuOptions.soc must be 'A2' or 'A3', got {self.soc!r}")
-        if not isinstance(self.fused_exchange, bool):
-            raise TypeError(f"NpuOptions.fused_exchange must be True or False, got {self.fused_exchange!r}")
+        for name in ("fused_exchange", "main_grads_fp32"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"NpuOptions.{name} must be True or False, got {getattr(self, name)!r}")
         if self.fused_exchange and self.soc != "A3":
             raise ValueError(
                 f"NpuOptions.fused_exchange needs soc='A3', got {self.soc!r}, which has no npu_alltoallv_gmm; leave it "

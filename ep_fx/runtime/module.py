@@ -192,6 +192,8 @@ class EPModule(nn.Module):
                 if program.violation(inputs.tensors) is None:
                     break
             known.append(program)
+            for name, dtype in program.wider_gradients.items():
+                self.get_parameter(name).grad_dtype = dtype
             if len(self.programs) == _MANY_CAPTURES:
                 warnings.warn(
                     f"{_MANY_CAPTURES} captures of one module: numbers among its arguments are part of the graph, so "

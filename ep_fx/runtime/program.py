@@ -7,7 +7,7 @@ dropped as backward consumes them. So nothing is shared between calls: any numbe
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ class Program:
         out_spec, out_leaves, tensor_leaves: how to rebuild the output.
         records: what each pass did.
         history: the nodes and their order over the passes.
+        wider_gradients: by the name of a parameter the dtype of its gradient, where a target has another than its own.
     """
 
     graph: ParallelGraph
@@ -49,6 +50,7 @@ class Program:
     tensor_leaves: tuple[int, ...]
     records: tuple[PassRecord, ...]
     history: History
+    wider_gradients: Mapping[str, torch.dtype]
 
     def rebuild(self, outputs: Sequence[Any]) -> Any:
         """The user's output object around the tensors of one run."""

@@ -71,6 +71,9 @@ def _matmul(dtype: torch.dtype) -> list[Call]:
             Call(name, f"gradient of x, {kind}", ([grad], [weight.mT]), {**one, **groups, "group_type": 0}),
             Call(name, f"gradient of weights, {kind}", ([x.t()], [grad]), {**one, **groups, "group_type": 2}),
         ]
+    if dtype is not torch.float32:
+        total = torch.ones(EXPERTS, HIDDEN, INNER)
+        found.append(Call("npu_grouped_matmul_add_", "totals", (total, x, grad, sizes.cumsum(0))))
     return found
 
 

@@ -103,7 +103,7 @@ def _is_unrecorded(value: Any) -> bool:
 
 
 def covers_all(product: fx.Node) -> bool:
-    """Whether the groups of an `npu_grouped_matmul` are known to be all of its rows."""
+    """Whether the groups of a grouped product are known to be all of its rows."""
     x, counts = product.args[0], product.args[2]
     if not isinstance(x, fx.Node) or not isinstance(counts, fx.Node):
         return False

@@ -9,6 +9,7 @@ from ep_fx.targets.npu.lowerings import (
     GROUPED_MM,
     IN_PLACE,
     JOIN,
+    MAIN_GRADS,
     REGROUP,
     ROUTING,
     SWIGLU,
@@ -21,4 +22,5 @@ TABLE: tuple[Lowering, ...] = (*DENSE, IN_PLACE, JOIN, SWIGLU, ROUTING, GROUPED_
 
 def optional(options: NpuOptions) -> tuple[Lowering, ...]:
     """What `options` ask for beyond the table, applied behind it."""
-    return (fused_exchange(options.soc),) if options.fused_exchange else ()
+    fused = (fused_exchange(options.soc),) if options.fused_exchange else ()
+    return (*fused, MAIN_GRADS) if options.main_grads_fp32 else fused

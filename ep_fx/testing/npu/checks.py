@@ -152,6 +152,28 @@ def _grouped_matmul(
         require(bias[0].dtype is wide, f"bias in {wide}", bias[0].dtype)
 
 
+def _grouped_matmul_add(
+    input: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    group_list: Tensor,
+    transpose_x: bool,
+    transpose_weight: bool,
+    group_type: int,
+    group_list_type: int,
+) -> None:
+    require(x.dtype in HALVES, "x in bfloat16 or float16", x.dtype)
+    _floats("weight", weight)
+    _alike(x=x, weight=weight)
+    require(input.dtype is torch.float32, "input in float32", input.dtype)
+    shapes = (tuple(x.shape), tuple(weight.shape))
+    require(x.dim() == weight.dim() == 2 and x.size(0) == weight.size(0), "x [K, M] and weight [K, N]", shapes)
+    kinds = (transpose_x, transpose_weight, group_type)
+    require(kinds == (True, False, 2), "transpose_x, no transpose_weight, group_type 2", kinds)
+    require(max(x.size(1), weight.size(1)) <= _MAX_INNER, f"last dimensions up to {_MAX_INNER}", shapes)
+    _shape("input", input, _groups(group_list, group_list_type, x.size(0)), x.size(1), weight.size(1))
+
+
 def _groups(group_list: Tensor, kind: int, total: int) -> int:
     """Their number."""
     require(group_list.dtype is torch.int64, "group_list in int64", group_list.dtype)
@@ -296,6 +318,7 @@ CHECKS: dict[str, Callable[..., None]] = {
     "npu_moe_token_unpermute": _unpermute,
     "npu_moe_token_unpermute_grad_v2": _unpermute_grad,
     "npu_grouped_matmul": _grouped_matmul,
+    "npu_grouped_matmul_add_": _grouped_matmul_add,
     "npu_alltoallv_gmm": _exchange,
     "npu_gmm_alltoallv": _exchange,
     "npu_swiglu": _swiglu,

@@ -14,8 +14,8 @@ from torch import Tensor
 from ep_fx.ops.grouped_mm import bias_gradient, row_biases
 from ep_fx.targets.npu.kernels.registry import call, composition, is_empty, kernel
 
-SIZES, ONE_TENSOR = 1, 3
-"""group_list holds sizes, not running totals; the result is one tensor."""
+TOTALS, SIZES, ONE_TENSOR = 0, 1, 3
+"""group_list holds running totals, or sizes; the result is one tensor."""
 
 
 def _product_fake(
@@ -52,6 +52,35 @@ def npu_grouped_matmul(
         split_item=ONE_TENSOR, group_type=group_type, group_list_type=SIZES,
     )  # fmt: skip
     result: Tensor = products[0]
+    return result
+
+
+def _sums_fake(x: Tensor, weight: Tensor, group_list: Tensor) -> Tensor:
+    return x.new_empty((group_list.shape[0], x.shape[1], weight.shape[1]), dtype=torch.float32)
+
+
+@kernel(fake=_sums_fake)
+def npu_grouped_matmul_add_(x: Tensor, weight: Tensor, group_list: Tensor) -> Tensor:
+    """The outer products of each group's rows, ``x_e.T @ weight_e``, added up and kept in fp32.
+
+    The operator writes to a tensor that is made here, so nothing that others see is written.
+
+    Args:
+        x, weight: ``[R, M]`` and ``[R, N]``, fp16 or bf16.
+        group_list: ``[E]`` rows of each group, which add up to R. The operator gets running totals: where it falls
+            back to its first version, it takes nothing else, whatever the kind that is stated.
+
+    Returns:
+        ``[E, M, N]``, fp32; zeros where there are no rows.
+    """
+    total = _sums_fake(x, weight, group_list).zero_()
+    if is_empty(x):
+        return total
+    ends = group_list.to(torch.int64).cumsum(0)
+    result: Tensor = call(
+        "npu_grouped_matmul_add_", total, x.contiguous(), weight.contiguous(), ends, transpose_x=True,
+        transpose_weight=False, group_type=2, group_list_type=TOTALS,
+    )  # fmt: skip
     return result
 
 

@@ -7,7 +7,7 @@ Written from the documented formulas, with fp32 sums; arguments as in ``schemas.
     [OPP]   Ascend/op-plugin at 517f2e7d, ``docs/zh/custom_APIs/torch_npu``
     [ACL]   CANN ops-transformer at a093e954, ``moe/*/docs/aclnn*.md``
 
-Zero rows and groups of size 0 are computed too. Results never share memory with arguments.
+Zero rows and groups of size 0 are computed too. Results share no memory with arguments, but where a name ends in ``_``.
 """
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""npu_grouped_matmul, not quantised: each group of rows times a weight of its own, or its outer product."""
+"""npu_grouped_matmul, not quantised: each group of rows times a weight of its own, or its outer product; and the
+product of gradients that is added to what is there."""
 from __future__ import annotations
 
 from typing import Any
@@ -48,6 +49,33 @@ def npu_grouped_matmul(
     if bias:
         y = y + bias[0].to(ACC).repeat_interleave(torch.tensor(sizes), 0)
     return [y.to(x[0].dtype)]
+
+
+def npu_grouped_matmul_add_(
+    input: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    group_list: Tensor,
+    *,
+    transpose_x: bool = True,
+    transpose_weight: bool = False,
+    group_type: int = 2,
+    group_list_type: int | None = 0,
+) -> Tensor:
+    """[DOC]: ``input_i += x_i.T @ weight_i``, in place, where the rows of `x` and `weight` are grouped.
+
+    Args:
+        input: ``[G, M, N]`` fp32.
+        x, weight: ``[K, M]`` and ``[K, N]``, fp16 or bf16.
+
+    Raises:
+        NotImplementedError: another layout than this one, which is all that the operator takes.
+    """
+    if not transpose_x or transpose_weight or group_type != 2:
+        raise NotImplementedError("transpose_x, no transpose_weight and group_type 2 are computed")
+    sizes = group_sizes(group_list, group_list_type)
+    pairs = zip(x.to(ACC).split(sizes), weight.to(ACC).split(sizes), strict=True)
+    return input.add_(torch.stack([left.t() @ right for left, right in pairs]))
 
 
 def group_sizes(group_list: Tensor, group_list_type: int | None) -> list[int]:
