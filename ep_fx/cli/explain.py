@@ -37,15 +37,17 @@ def explain(
         str | None,
         typer.Option("--sizes", metavar="SIZES", help="sizes of the inputs for which bytes are, such as s0=8,s1=4096"),
     ] = None,
+    target: opt.TargetOption = None,
     json: opt.JsonOption = False,
 ) -> int:
     """Units, collectives, bytes, host syncs, kept values and peak of a step; or answers about one node.
 
-    Exit 1 where an answer names a rule that the graph breaks.
+    Exit 1 where an answer names a rule that the graph breaks, or where the target has no kernel for something inside
+    of an MoE region.
     """
     answers: list[GatherAnswer | WaitersAnswer | GradientAnswer] = []
     with Stages() as stages:
-        built = opt.build(subject, opt.Options(mesh, world, batch, seq, dynamic, pipeline), stages)
+        built = opt.build(subject, opt.Options(mesh, world, batch, seq, dynamic, pipeline, target), stages)
         with stages.stage("explain"):
             try:
                 found = ep_fx.explain(built.graph, sizes=parse_sizes(sizes))
@@ -57,16 +59,20 @@ def explain(
                 answers += [found.gradient(name) for name in gradient or ()]
             except UnknownNameError as error:
                 raise FailedError(Code.INPUT, str(error)) from error
-            tables = () if answers or json else found.tables()
+            lowered = None if target is None or answers else found.lowering()
+            tables = () if answers or json else (*found.tables(), *(lowered.tables() if lowered else ()))
             facts = found.to_dict() if json and not answers else None
+            if facts is not None and lowered is not None:
+                facts["lowering"] = lowered.to_json()
+    left = lowered is not None and not lowered.is_covered
     if json:
         print_json(facts or {"answers": [answer.to_json() for answer in answers]})
     elif answers:
         print_text("\n".join(map(str, answers)))
     if json or answers:
-        broken = any(reason.broken for answer in answers for reason in answer.reasons)
+        broken = any(reason.broken for answer in answers for reason in answer.reasons) or left
         return int(Code.BROKEN if broken else Code.OK)
     print_text(f"{found.headline}\n")
     for table in tables:
         print_table(table)
-    return 0
+    return int(Code.BROKEN if left else Code.OK)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -38,6 +38,9 @@ DynamicOption = Annotated[
 PipelineOption = Annotated[
     str | None, typer.Option("--pipeline", metavar="PASSES", help="the passes, as text; without it the default ones")
 ]
+TargetOption = Annotated[
+    Literal["npu"] | None, typer.Option("--target", help="device to capture for, and what would run each node there")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")]
 OutputOption = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FILE", help="write to this file; its suffix says what")
@@ -55,6 +58,7 @@ class Options:
     seq: int = DEFAULT_SEQ
     dynamic: bool = False
     pipeline: str | None = None
+    target: Literal["npu"] | None = None
 
 
 @dataclass(frozen=True)
@@ -109,8 +113,9 @@ def _capture(subject: str, options: Options, sizes: dict[str, int], stages: Stag
         seconds["load"], start = clock() - start, clock()
         try:
             module = transform(
-                loaded.model, mesh, pipeline=options.pipeline, dynamic=options.dynamic, verify=verified
-            )
+                loaded.model, mesh, pipeline=options.pipeline, dynamic=options.dynamic, verify=verified,
+                target=options.target,
+            )  # fmt: skip
         except (TypeError, ValueError) as error:
             raise FailedError(Code.INPUT, f"{subject}: {error}") from error
         seconds["lay out"], start = clock() - start, clock()

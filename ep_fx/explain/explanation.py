@@ -12,6 +12,7 @@ from typing import Any
 
 from ep_fx.explain.gather import GatherAnswer, why_gather
 from ep_fx.explain.gradient import GradientAnswer, gradient_of
+from ep_fx.explain.lowering import LoweringAnswer, lowering_of
 from ep_fx.explain.names import Subject
 from ep_fx.explain.rows import PeakRow, SavedRow, SyncRow, UnitRow, peak_rows, saved_rows, sync_rows, unit_rows
 from ep_fx.explain.table import Table, fold, plain
@@ -105,6 +106,13 @@ class Explanation:
             UnknownNameError: no such parameter, or one that is not trained.
         """
         return gradient_of(self._subject, name)
+
+    def lowering(self) -> LoweringAnswer:
+        """What would run each node on an NPU; answered on any machine, for a graph of any target.
+
+        A module that was transformed for another target than ``npu`` has its attention taken apart.
+        """
+        return lowering_of(self.graph)
 
     # -- forms -----------------------------------------------------------------------------------------------------
     @property

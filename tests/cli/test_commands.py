@@ -139,3 +139,17 @@ def test_a_callable_may_give_keywords_or_the_model_alone(run: Run, name: str) ->
     ran = run("explain", f"tests.cli.models:{name}", "--mesh", "fsdp=4", "--batch", 2, "--seq", 6, "--json")
     assert ran.code == 0
     assert ran.json["mesh"] == {"fsdp": 4}
+
+
+def test_explain_for_a_target_lists_what_would_run(run: Run, printed: Path) -> None:
+    """On any machine, of a model and of a printed graph."""
+    model, text = (run("explain", *subject, "--target", "npu", "--json") for subject in ((TINY, *MESH), (printed,)))
+    assert (model.code, text.code) == (0, 0)
+    kinds = {row["target"]: row["kind"] for row in model.json["lowering"]}
+    assert kinds["npu.npu_moe_token_permute"] == "npu kernel"
+    assert kinds["ep_fx.send_rows"] == "composition"
+    assert [row["target"] for row in text.json["lowering"]] == [row["target"] for row in model.json["lowering"]]
+    shown = run("explain", printed, "--target", "npu").out
+    assert "lowering to npu" in shown
+    assert "all of it runs on the device" in shown
+    assert "lowering to npu" not in run("explain", printed).out

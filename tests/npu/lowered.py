@@ -16,6 +16,9 @@ from ep_fx.testing.fake import fake_mesh
 from tests.models.hf import hf_ids, tiny_hf
 from tests.models.tiny_moe import TinyMoE, token_ids
 
+_ONE_LAYER: dict[str, dict[str, int]] = {"deepseek_v3": {"first_k_dense_replace": 0}}
+"""What a model of one layer needs so that its experts are in it."""
+
 
 @functools.cache
 def hf_for_npu(arch: str, dtype: torch.dtype = torch.float32, **sizes: int) -> EPModule:
@@ -24,9 +27,16 @@ def hf_for_npu(arch: str, dtype: torch.dtype = torch.float32, **sizes: int) -> E
 
 
 @functools.cache
-def tiny_for_npu(ep: int = 2, **options: Any) -> EPModule:
+def layer_for_npu(arch: str, dtype: torch.dtype = torch.float32, **sizes: int) -> EPModule:
+    """The same with one layer, which has experts."""
+    model = tiny_hf(arch, num_hidden_layers=1, **_ONE_LAYER.get(arch, {})).to(dtype)
+    return for_npu(model, sizes, kwargs={"input_ids": hf_ids(0, 2, 8)})
+
+
+@functools.cache
+def tiny_for_npu(dtype: torch.dtype = torch.float32, **options: Any) -> EPModule:
     """TinyMoE, whose experts have separate w1 and w3."""
-    return for_npu(TinyMoE(**options), {"fsdp": 2, "ep": ep}, (token_ids(0),))
+    return for_npu(TinyMoE(**options).to(dtype), {"fsdp": 2, "ep": 2}, (token_ids(0),))
 
 
 def for_npu(

@@ -16,6 +16,8 @@ from torch import Tensor, fx
 
 from ep_fx.graph import NodeInfo, ParallelGraph, Phase, set_info
 from ep_fx.ops import dispatch_context
+from ep_fx.targets.npu import lower
+from ep_fx.targets.npu.kernels import KERNELS
 from ep_fx.testing.ranks import RankPool
 from tests.npu.joint import errors, graph_of, on_cpu, on_device, record, targets, traced
 
@@ -125,6 +127,23 @@ def separate(counts: list[int], dtype: torch.dtype, view: bool, bias: bool = Fal
     return traced(run, *inputs), inputs
 
 
+def cast(counts: list[int]) -> Made:
+    """Gate and up in bf16 from parameters and rows in fp32, each cast where it is used."""
+
+    def run(x: Tensor, w1: Tensor, w3: Tensor, sizes: Tensor, dy: Tensor) -> Any:
+        x, w1, w3 = (t.detach().requires_grad_() for t in (x, w1, w3))
+        gate, up = (
+            ops.grouped_mm(x.bfloat16(), w.bfloat16().transpose(-2, -1), sizes, None, False) for w in (w1, w3)
+        )
+        y = F.silu(gate) * up
+        return y, *torch.autograd.grad(y, (x, w1, w3), dy)
+
+    rows, number = sum(counts), len(counts)
+    inputs = [_random(rows, WIDTH), *(_random(number, HIDDEN, WIDTH, seed=seed) for seed in (1, 2))]
+    inputs += [torch.tensor(counts), _random(rows, HIDDEN, dtype=torch.bfloat16, seed=5)]
+    return traced(run, *inputs), inputs
+
+
 F32, BF16 = torch.float32, torch.bfloat16
 UNEVEN, NONE = [5, 0, 1, 7], [0, 0, 0, 0]
 PERMUTES = {"npu_moe_token_permute", "npu_moe_token_unpermute", "npu_moe_token_permute_grad_v2",
@@ -155,6 +174,7 @@ CASES: dict[str, tuple[Callable[[], Made], set[str]]] = {
     "two weights": (lambda: separate(UNEVEN, F32, False), GROUPED | REST | ACTIVATION),
     "two weights as views": (lambda: separate(UNEVEN, F32, True), GROUPED | REST | ACTIVATION),
     "two weights with biases": (lambda: separate(UNEVEN, F32, True, True), GROUPED | REST | ACTIVATION | {"bias_grad"}),
+    "two weights in fp32, cast to bf16": (lambda: cast(UNEVEN), GROUPED | REST | ACTIVATION),
     "two weights in bf16, no rows": (lambda: separate(NONE, BF16, False), GROUPED | REST | ACTIVATION),
 }  # fmt: skip
 
@@ -164,6 +184,13 @@ def _compare(rank: int, name: str) -> tuple[list[float], set[str], dict[str, int
     graph, inputs = CASES[name][0]()
     results, calls = on_device(graph, *inputs)
     return errors(results, on_cpu(graph, *inputs)), targets(graph), calls
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("two weights")])
+def test_two_weights_are_one_product_in_both_directions(name: str) -> None:
+    lowered = lower(CASES[name][0]()[0])
+    products = [node for node in lowered if node.target is KERNELS["npu_grouped_matmul"]]
+    assert len(products) == 3
 
 
 @pytest.mark.parametrize("name", CASES)

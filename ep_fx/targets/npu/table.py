@@ -5,6 +5,7 @@ from ep_fx.config import NpuOptions
 from ep_fx.targets.npu.lowering import Lowering
 from ep_fx.targets.npu.lowerings import (
     BIAS,
+    CASTS,
     DENSE,
     GROUPED_MM,
     IN_PLACE,
@@ -16,7 +17,7 @@ from ep_fx.targets.npu.lowerings import (
     fused_exchange,
 )
 
-TABLE: tuple[Lowering, ...] = (*DENSE, IN_PLACE, JOIN, SWIGLU, ROUTING, GROUPED_MM, BIAS, REGROUP)
+TABLE: tuple[Lowering, ...] = (*DENSE, IN_PLACE, CASTS, JOIN, SWIGLU, ROUTING, GROUPED_MM, BIAS, REGROUP)
 """Those that look for what a capture shows come before those that change it: torch's own norm writes in place."""
 
 

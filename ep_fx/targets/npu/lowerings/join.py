@@ -4,8 +4,9 @@
     dx = grouped_mm_backward(dg, x, w1, c)[0]                    d = npu_swiglu_backward(dy, gu)
        + grouped_mm_backward(du, x, w3, c)[0]              ->    dx, dw = grouped_mm_backward(d, x, cat([w1, w3]), c)
 
-`swiglu` and `grouped_mm` then find what they take. The weights are copied together once in each direction. Each node is
-put where the first of those that it replaces stood; where an operand comes later, both products stay apart.
+`swiglu` and `grouped_mm` then find what they take. The weights are copied together once in each direction. Each node
+is put where the first of those that it replaces stood; casts and views of the weights move there too. Where another
+operand comes later, both products stay apart.
 """
 from __future__ import annotations
 
@@ -97,7 +98,7 @@ def _join_backward(graph: ParallelGraph, gradient: Gradients, whole: fx.Node) ->
 
 def _emit_backward(
     graph: ParallelGraph, gradient: Gradients, whole: fx.Node, like: fx.Node, weights: _Weights,
-    items: tuple[dict[int, fx.Node], dict[int, fx.Node]], total: fx.Node | None,
+    items: tuple[dict[int, fx.Node], dict[int, fx.Node]], total: _Total | None,
 ) -> None:  # fmt: skip
     x, counts, has_bias = like.args[1], like.args[3], like.args[4]
     weight = _cat(graph, like, weights.nodes, weights.dim)
@@ -108,7 +109,11 @@ def _emit_backward(
     arguments = (grad, x, weight, counts, has_bias, weights.transposed)  # type: ignore[assignment]
     both = graph.call(ops.grouped_mm_backward.default, *arguments, like=like, value=value)
     if total is not None:
-        total.replace_all_uses_with(item(graph, both, 0))
+        grad_x = item(graph, both, 0)
+        if total.cast is not None:
+            grad_x = graph.call(aten._to_copy.default, grad_x, like=total.cast, value=value_of(total.cast))
+            grad_x.kwargs = total.cast.kwargs
+        total.node.replace_all_uses_with(grad_x)
     for index, dim in ((1, weights.dim), (2, 1)):
         taken = [(place, each[index]) for place, each in enumerate(items) if index in each]
         if taken and (index == 1 or has_bias):
@@ -140,12 +145,26 @@ def _backward_of(gradient: fx.Node) -> fx.Node | None:
     return found[0] if len(users) == len(found) == 1 else None
 
 
-def _total(a: fx.Node | None, b: fx.Node | None) -> fx.Node | None:
-    """The sum of two gradients that nobody else takes."""
-    if a is None or b is None or len(a.users) != 1 or list(a.users) != list(b.users):
+class _Total(NamedTuple):
+    """The sum of two gradients, and the cast of each before it, one of two alike; None where there is none."""
+
+    node: fx.Node
+    cast: fx.Node | None
+
+
+def _total(a: fx.Node | None, b: fx.Node | None) -> _Total | None:
+    """The sum of two gradients that nobody else takes, as they are or cast alike."""
+    if a is None or b is None or len(a.users) != 1 or len(b.users) != 1:
         return None
-    (total,) = a.users
-    return total if total.target is aten.add.Tensor and not total.kwargs and {*total.args} == {a, b} else None
+    users = (*a.users, *b.users)
+    cast = None
+    if all(user.target is aten._to_copy.default and len(user.users) == 1 for user in users):
+        if users[0].kwargs != users[1].kwargs:
+            return None
+        a, b, cast = users[0], users[1], users[0]
+    (total,), others = a.users, b.users
+    adds = total in others and total.target is aten.add.Tensor and not total.kwargs and {*total.args} == {a, b}
+    return _Total(total, cast) if adds else None
 
 
 def _weights(gate: Any, up: Any, gate_transposed: Any, up_transposed: Any) -> _Weights | None:
@@ -169,11 +188,25 @@ def _cat(graph: ParallelGraph, like: fx.Node, nodes: Iterable[Any], dim: int) ->
     return graph.call(aten.cat.default, listed, dim, like=like, value=value_of(listed[0]).new_empty(shape))
 
 
+_MOVABLE = frozenset({aten._to_copy.default, aten.transpose.int, aten.t.default, aten.view.default})
+
+
 def _first_of(graph: ParallelGraph, nodes: tuple[fx.Node, ...], operands: Iterable[fx.Node]) -> fx.Node | None:
-    """The first of `nodes`; None where one of `operands` comes after it."""
+    """The first of `nodes`, with all of `operands` before it; None where one of them cannot be."""
     position = graph.positions()
     first = min(nodes, key=position.__getitem__)
-    return first if all(position[operand] < position[first] for operand in operands) else None
+    late: dict[fx.Node, None] = {}
+    stack = list(operands)
+    while stack:
+        node = stack.pop()
+        if position[node] >= position[first]:
+            if node.target not in _MOVABLE:
+                return None
+            late[node] = None
+            stack.extend(node.all_input_nodes)
+    for node in sorted(late, key=position.__getitem__):
+        first.prepend(node)
+    return first
 
 
 JOIN = Lowering(
