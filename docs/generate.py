@@ -6,7 +6,9 @@ enough: nothing runs, graphs are only captured, rewritten and read. ``--check`` 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import inspect
 import json
 import random
 import re
@@ -24,6 +26,8 @@ import ep_fx
 from ep_fx.cli import app
 from ep_fx.cli.failure import MEANING
 from ep_fx.graph import MeshSpec, ParallelGraph, Phase, Role, find_regions, info_of, role_of
+from ep_fx.targets.npu.preconditions import OPS
+from ep_fx.targets.npu.table import TABLE, optional
 from ep_fx.testing import assert_before, fake_world
 from ep_fx.testing.graph_index import ROLES
 from ep_fx.testing.mutate.base import operators
@@ -205,6 +209,51 @@ def _models() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _npu_lowering() -> str:
+    """The lowering table, and the lines that options add."""
+    lines = ["| line | takes | emits | where it cannot | semantics from |", "| --- | --- | --- | --- | --- |"]
+    for line in (*TABLE, *optional(ep_fx.NpuOptions(soc="A3", fused_exchange=True, main_grads_fp32=True))):
+        emits = ", ".join(f"`{name}`" for name in line.emits) or "-"
+        lines.append(f"| {line.name} | {line.takes} | {emits} | {line.fallback} | {line.source} |")
+    return "\n".join(lines) + "\n"
+
+
+def _npu_conditions() -> str:
+    """What each kernel that may be emitted demands: all that is said of an argument in one row."""
+    lines = ["| kernel | argument | must be | says |", "| --- | --- | --- | --- |"]
+    for name, op in sorted(OPS.items()):
+        wants: dict[str, dict[str, list[str]]] = {}
+        for condition in op.conditions:
+            wants.setdefault(condition.argument, {}).setdefault(condition.source, []).append(condition.wants)
+        first = f"`{name}`"
+        for argument, sources in wants.items():
+            for source, texts in sources.items():
+                text = "; ".join(dict.fromkeys(texts)).replace("torch.", "").replace("|", "\\|")
+                lines.append(f"| {first} | `{argument}` | {text} | {source} |")
+                first = ""
+    return "\n".join(lines) + "\n"
+
+
+def _npu_options() -> str:
+    """The fields of `NpuOptions`, with their defaults and what they do."""
+    texts = dict(re.findall(r"^ {4}(\w+): (.*?)(?=^ {4}\w+: |\Z)", _arguments(ep_fx.NpuOptions), re.M | re.S))
+    lines = ["| option | default | what |", "| --- | --- | --- |"]
+    for field in dataclasses.fields(ep_fx.NpuOptions):
+        what = " ".join(texts[field.name].replace("``", "`").split())
+        lines.append(f"| `{field.name}` | `{field.default!r}` | {what} |")
+    return "\n".join(lines) + "\n"
+
+
+def _arguments(documented: type) -> str:
+    """The part of a docstring that says what the arguments are."""
+    return inspect.cleandoc(documented.__doc__ or "").partition("Args:\n")[2]
+
+
+def _npu_coverage() -> str:
+    """What runs the nodes of the block of this file, lowered."""
+    return "```\n" + str(ep_fx.explain(_module(fsdp=2, ep=2)).lowering()) + "```\n"
+
+
 GENERATED: dict[str, Callable[[], str]] = {
     "reductions-fsdp2-ep2": lambda: _reductions(fsdp=2, ep=2),
     "reductions-fsdp1-ep4": lambda: _reductions(fsdp=1, ep=4),
@@ -221,6 +270,10 @@ GENERATED: dict[str, Callable[[], str]] = {
     "selector-words": _words,
     "assertion-failure": _failure,
     "models": _models,
+    "npu-lowering": _npu_lowering,
+    "npu-conditions": _npu_conditions,
+    "npu-options": _npu_options,
+    "npu-coverage": _npu_coverage,
 }
 
 

@@ -211,7 +211,7 @@ def _is(value: Any) -> bool:
 
 
 def _name(size: Size) -> str:
-    return size.text.removeprefix("len(").partition(".")[0].partition(" ")[0].rstrip(")")
+    return size.text.removeprefix("len(").removeprefix("sum(").partition(".")[0].partition(" ")[0].rstrip(")")
 
 
 class Op(NamedTuple):

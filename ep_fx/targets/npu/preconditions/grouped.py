@@ -2,7 +2,7 @@
 
 Only what is emitted is allowed: one left operand, groups along its rows (``group_type`` 0) or along the summed
 dimension (2), a device tensor as group list, and one result. The docstring in the wheel also says that a list of sizes
-must not have length 1; the operator's own documents (aclnnGroupedMatmulV4, V5) do not, so it is no condition here.
+must not have length 1; the operator's own document (aclnnGroupedMatmulV4) does not, so it is no condition here.
 """
 from __future__ import annotations
 
