@@ -141,9 +141,9 @@ def _values(frame: FrameType, number: int) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, torch.Tensor) and value.numel() > 16:
-        return f"{value.dtype} {list(value.shape)}".removeprefix("torch.")
     try:
+        if isinstance(value, torch.Tensor) and (not isinstance(value.numel(), int) or value.numel() > 16):
+            return f"{value.dtype} {list(value.shape)}".removeprefix("torch.")
         text = " ".join(repr(value).split())
     except Exception as error:  # a value that cannot be shown must not hide the failure
         return f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"

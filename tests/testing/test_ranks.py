@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ep_fx.testing.ranks import RankError, RankPool, RankPools, local_mesh, run_ranks
 
@@ -26,6 +28,12 @@ def fails_on_two(rank: int) -> None:
     if rank == 2:
         raise ValueError("rank two says no")
     dist.barrier()
+
+
+def fails_beside_a_size_nobody_knows(rank: int) -> None:
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        found = torch.ones(3).nonzero()
+        raise ValueError(f"no {found.dtype}")
 
 
 def sleeps_on_one(rank: int) -> int:
@@ -121,6 +129,11 @@ def test_an_exception_on_rank_2_surfaces_with_its_traceback_and_the_pool_recover
     assert re.search(r"    dist.barrier\(\)\n  .. \d frames in torch", str(caught.value))
     assert not any(map(alive, pids))
     assert len(ranks(4).run(draw)) == 4
+
+
+def test_a_tensor_of_unknown_size_in_the_failing_line_does_not_hide_the_failure(ranks: RankPools) -> None:
+    with pytest.raises(RankError, match=r"no torch.int64(.|\n)*where found = int64 \[u0, 1\]"):
+        ranks(2).run(fails_beside_a_size_nobody_knows)
 
 
 def test_a_hang_on_one_rank_ends_within_the_limit_and_leaves_no_process() -> None:
