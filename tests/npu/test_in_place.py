@@ -4,12 +4,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from ep_fx.graph import ParallelGraph, is_mutation
 from ep_fx.targets.npu.lowering import kept_reason
 from ep_fx.targets.npu.lowerings import IN_PLACE
-from tests.npu.joint import errors, on_cpu, traced
+from tests.npu.joint import errors, graph_of, on_cpu, record, traced
+
+aten = torch.ops.aten
 
 
 def _lowered(run: Callable[..., object], *inputs: Tensor) -> ParallelGraph:
@@ -87,3 +89,19 @@ def test_inputs_are_still_written() -> None:
     graph = _lowered(run, X)
     assert _written(graph) == ["aten.add_.Tensor"]
     assert [kept_reason(node) for node in graph if is_mutation(node)] == [None]
+
+
+def test_readers_of_the_argument_itself_are_moved_over() -> None:
+    """As a graph may have it: a trace shows such readers the result."""
+    graph = graph_of(fx.Graph())
+    x = graph.graph.placeholder("x")
+    doubled = graph.call(aten.mul.Tensor, x, 2)
+    before = graph.call(aten.sum.default, doubled)
+    graph.call(aten.add_.Tensor, doubled, 1)
+    after = graph.call(aten.mul.Tensor, doubled, 3)
+    graph.graph.output((before, after, doubled))
+    record(graph, X)
+    lowered = graph.copy()
+    IN_PLACE.apply(lowered)
+    assert _written(lowered) == []
+    assert max(errors(on_cpu(lowered, X.clone()), on_cpu(graph, X.clone()))) == 0
