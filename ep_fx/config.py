@@ -29,10 +29,11 @@ class NpuOptions:
         soc: the series of the chips, Atlas ``"A2"`` or ``"A3"``.
         fused_exchange: exchange and grouped product as one kernel, ``npu_alltoallv_gmm`` and ``npu_gmm_alltoallv``,
             where its conditions hold (A3, half precision, ep 8 to 128). It overlaps the two by itself, and nothing of
-            the graph runs between an exchange and its wait.
+            the graph runs between an exchange and its wait. Each rank must have 2 MiB of rows in every step, which
+            depends on the routing and is not checked: for large and balanced batches.
         main_grads_fp32: gradients of experts' weights in half precision are computed, reduced, returned and added up
-            over micro-batches in fp32 (``npu_grouped_matmul_add_``). ``parameter.grad`` is fp32 then: for an optimizer
-            with weights of its own in fp32. Twice the bytes in the reduction.
+            over micro-batches in fp32 (``npu_grouped_matmul_add_`` into zeros). ``parameter.grad`` is fp32 then: for an
+            optimizer with weights of its own in fp32. Twice the bytes in the reduction.
     """
 
     soc: Literal["A2", "A3"] = "A2"

@@ -45,6 +45,8 @@ def explain(
     Exit 1 where an answer names a rule that the graph breaks, or where the target has no kernel for something inside
     of an MoE region.
     """
+    if target is not None and (why or waiters or gradient):
+        raise FailedError(Code.INPUT, "--target is about the tables; --why, --waiters and --gradient ask the graph")
     answers: list[GatherAnswer | WaitersAnswer | GradientAnswer] = []
     with Stages() as stages:
         built = opt.build(subject, opt.Options(mesh, world, batch, seq, dynamic, pipeline, target), stages)
@@ -59,7 +61,7 @@ def explain(
                 answers += [found.gradient(name) for name in gradient or ()]
             except UnknownNameError as error:
                 raise FailedError(Code.INPUT, str(error)) from error
-            lowered = None if target is None or answers else found.lowering()
+            lowered = None if target is None else found.lowering()
             tables = () if answers or json else (*found.tables(), *(lowered.tables() if lowered else ()))
             facts = found.to_dict() if json and not answers else None
             if facts is not None and lowered is not None:

@@ -18,7 +18,7 @@ class Code(IntEnum):
 
 MEANING = {
     Code.OK: "fine: all rules hold, the graphs are the same",
-    Code.BROKEN: "a rule is broken, or the graphs differ",
+    Code.BROKEN: "a rule is broken, the graphs differ, an MoE region has no kernel, or there is no NPU to run on",
     Code.INPUT: "the arguments, the file, the model's name or its config are wrong",
     Code.CAPTURE: "the model cannot be captured as one graph",
     Code.BUG: "an error that ep-fx did not foresee; --debug shows its trace",

@@ -22,13 +22,15 @@ def transform(
     seq: opt.SeqOption = opt.DEFAULT_SEQ,
     dynamic: opt.DynamicOption = False,
     pipeline: opt.PipelineOption = None,
+    target: opt.TargetOption = None,
     json: opt.JsonOption = False,
 ) -> int:
     """Capture a model, run the passes, verify after each; print the graph, or write it with -o."""
     if output is not None:
         check_suffix(output)
     with Stages() as stages:
-        built = opt.build(subject, opt.Options(mesh, world, batch, seq, dynamic, pipeline), stages, verified=True)
+        options = opt.Options(mesh, world, batch, seq, dynamic, pipeline, target)
+        built = opt.build(subject, options, stages, verified=True)
         with stages.stage("verify"):
             report = verify(built.graph).raise_if_broken()
         if output is not None:

@@ -33,6 +33,25 @@ def alone() -> nn.Module:
     return TinyMoE(blocks=1)
 
 
+class Attending(nn.Module):
+    """Attention over the embeddings of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(32, 16)
+        self.blocks = nn.ModuleList([nn.Linear(16, 16)])
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        heads = self.blocks[0](x).unflatten(-1, (2, 8)).transpose(1, 2)
+        answer = nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+        return x + answer.transpose(1, 2).flatten(2)
+
+
+def attending() -> tuple[nn.Module, tuple[Any, ...]]:
+    return Attending(), (torch.zeros(2, 6, dtype=torch.long),)
+
+
 def branching() -> tuple[nn.Module, tuple[Any, ...]]:
     return Branching(), (torch.ones(4),)
 

@@ -153,3 +153,23 @@ def test_explain_for_a_target_lists_what_would_run(run: Run, printed: Path) -> N
     assert "lowering to npu" in shown
     assert "all of it runs on the device" in shown
     assert "lowering to npu" not in run("explain", printed).out
+
+
+def test_a_graph_for_an_npu_is_captured_for_it_and_read_back(run: Run, printed: Path, tmp_path: Path) -> None:
+    path = tmp_path / "npu.txt"
+    model = ("tests.cli.models:attending", "--mesh", "fsdp=2")
+    assert run("transform", *model, "--target", "npu", "-o", path, "--json").code == 0
+    assert "ep_fx.attention(" in path.read_text()
+    rows = run("explain", path, "--target", "npu", "--json").json["lowering"]
+    assert not [row for row in rows if row["kind"] == "cpu fallback"]
+    assert run("transform", *model, "-o", path, "--json").code == 0
+    left = [row for row in run("explain", path, "--target", "npu", "--json").json["lowering"] if row["reason"]]
+    assert {row["reason"] for row in left if row["kind"] == "cpu fallback"} == {
+        "the graph was captured for the CPU; one that is captured for target npu keeps attention whole"
+    }
+
+
+def test_a_target_is_no_question(run: Run, printed: Path) -> None:
+    said = run("explain", printed, "--target", "npu", "--gradient", "norm.weight")
+    assert said.code == 2
+    assert "--target is about the tables" in said.err

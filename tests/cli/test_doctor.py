@@ -24,7 +24,7 @@ def test_it_says_what_there_is_and_what_lacks(run: Run, monkeypatch: pytest.Monk
     (tmp_path / "lib64").mkdir()
     (tmp_path / "lib64" / "libascendcl.so").touch()
     ran = run("doctor", "--json")
-    assert ran.code == 0
+    assert ran.code == 1
     found = ran.json
     assert "pip install 'ep_fx[npu]'" in found.pop("problem")
     assert found == {

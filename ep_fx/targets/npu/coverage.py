@@ -116,6 +116,12 @@ def require_kernels(rows: Iterable[Row]) -> None:
     )
 
 
+def _no_kernel(target: torch._ops.OpOverload) -> str:
+    if target._schema.name.removesuffix("_backward").endswith("_for_cpu"):
+        return "the graph was captured for the CPU; one that is captured for target npu keeps attention whole"
+    return "torch_npu has no kernel of it, and PyTorch does not compose it of others"
+
+
 def runs_by(node: fx.Node) -> tuple[Kind, str | None]:
     """What runs `node`, a call of a function, and why it is a fallback."""
     role, target = role_of(node), node.target
@@ -130,7 +136,7 @@ def runs_by(node: fx.Node) -> tuple[Kind, str | None]:
         return (Kind.FALLBACK, reason or "the dialect's own") if role is Role.CONTEXT else (Kind.HOST, None)
     if target.namespace == "aten":
         if not has_kernel(target):
-            return Kind.CPU, reason or "torch_npu has no kernel of it, and PyTorch does not compose it of others"
+            return Kind.CPU, reason or _no_kernel(target)
         writes = is_mutation(node)  # a write that stays one has a kernel all the same
         return (Kind.FALLBACK if reason is not None and not writes else Kind.ATEN), reason
     if role in _MADE_OF_ATEN and reason is None:
