@@ -34,6 +34,19 @@ def _is_grouped(module: nn.Module) -> bool:
     return len(names) >= 2 and names[1] in _COUNTS and any(len(s) >= 3 for s in shapes) and len(leading) == 1
 
 
+def odd_parameters(module: nn.Module) -> str:
+    """What keeps a module with the signature of `GROUPED` out of it, where that is the shapes of its parameters."""
+    names = list(inspect.signature(module.forward).parameters)
+    shapes = {name: list(p.shape) for name, p in module.named_parameters(recurse=False)}
+    if _is_grouped(module) or len(names) < 2 or names[1] not in _COUNTS or not shapes:
+        return ""
+    found = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+    return (
+        f"its own parameters must all be [E, ...], one of them 3-D, got {found}; put what all experts share in a "
+        "submodule"
+    )
+
+
 def _is_transformers(module: nn.Module) -> bool:
     return all(hasattr(module, flag) for flag in _FLAGS)
 

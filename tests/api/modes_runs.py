@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 import ep_fx
 from ep_fx.testing import CollectiveLog, local_mesh
-from tests.models.hand_moe import HandMoE, hand_loss, tokens_for
 from tests.models.hf import hf_ids, tiny_hf
 from tests.models.moe import MoE
 from tests.models.tiny_moe import Router, TinyMoE, next_token_loss, token_ids
@@ -193,49 +192,3 @@ def left_behind(rank: int) -> dict[str, Any]:
 def _implementations(model: nn.Module) -> list[Any]:
     configs = [module.config for module in model.modules() if hasattr(module, "config")]
     return [getattr(config, "_experts_implementation", None) for config in configs]
-
-
-class Scaled(nn.Module):
-    """HandMoE and a dense scale of ones."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.moe, self.scale = HandMoE(), nn.Parameter(torch.ones(8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.moe(x) * self.scale
-
-
-def clipped(rank: int, sizes: dict[str, int], foreach: bool) -> tuple[float, float, list[float]]:
-    """Total norm as stock clipping returns it, the experts' own, and their shares after clipping at 1."""
-    module = ep_fx.transform(Scaled(), local_mesh(**sizes))
-    hand_loss(module(tokens_for([0, 1, 2, 3]))).backward()
-    experts = [p for n, p in module.named_parameters() if "experts" in n]
-    own = torch.nn.utils.get_total_norm([p.grad for p in experts if p.grad is not None], foreach=foreach)
-    total = torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0, foreach=foreach)
-    gradient = whole_gradients(module)["moe.experts.w"]
-    return _number(total), _number(own), [float(gradient[e, e, 0]) for e in range(4)]
-
-
-def _number(norm: Any) -> float:
-    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
-
-
-def frozen_experts(rank: int) -> dict[str, Any]:
-    """Experts without a gradient, then trained again."""
-    model = TinyMoE(blocks=1, grouped=True)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_("experts" not in name)
-    module, ids = ep_fx.transform(model, local_mesh(**M4)), token_ids(rank)
-    flags = {n: p.requires_grad for n, p in module.named_parameters()}
-    with CollectiveLog(dialect=True) as log:
-        next_token_loss(module(ids), ids).backward()
-    frozen, reduced = whole_gradients(module), [s for e in log.of("reduce_grad") for s in e.shapes]
-    module.zero_grad()
-    for parameter in module.parameters():
-        parameter.requires_grad_(True)
-    next_token_loss(module(ids), ids).backward()
-    return {
-        "flags": flags, "frozen": frozen, "reduced": reduced, "left": log.live_bytes, "thawed": whole_gradients(module),
-        "captures": len(module.programs),
-    }

@@ -1,7 +1,5 @@
-"""Ways to transform and use a module: modes, plan={}, explicit forms, meta device, clipping, frozen experts."""
+"""Ways to transform and use a module: modes, plan={}, explicit forms, meta device."""
 from __future__ import annotations
-
-from math import sqrt
 
 import pytest
 import torch
@@ -12,11 +10,9 @@ from ep_fx.testing import RankPools
 from tests.api.modes_runs import (
     GroupedMoE,
     OwnMoE,
-    clipped,
     dense_on_purpose,
     explicit_forms,
     from_meta,
-    frozen_experts,
     left_behind,
     modes,
     rows_of,
@@ -28,8 +24,8 @@ from tests.oracle import Oracle, assert_all_gradients_close, oracle, relative_er
 IDS = [(token_ids(rank),) for rank in range(4)]
 
 
-def one_block(grouped: bool = False) -> Oracle:
-    return oracle(lambda: TinyMoE(blocks=1, grouped=grouped), IDS, next_token_loss, IDS)
+def one_block() -> Oracle:
+    return oracle(lambda: TinyMoE(blocks=1), IDS, next_token_loss, IDS)
 
 
 def test_train_eval_and_no_grad_are_captured_apart_at_their_first_call(ranks: RankPools) -> None:
@@ -78,29 +74,6 @@ def test_a_capture_leaves_nothing_on_the_model_and_no_second_copy_of_its_weights
     clean = {"attributes": [], "config": True, "implementation": True, "hooks": 0, "fake": [], "real": []}
     for found in ranks(4).run(left_behind):
         assert found == {"TinyMoE": clean, "Mixtral": clean}
-
-
-@pytest.mark.parametrize("foreach", [True, False])
-@pytest.mark.parametrize("sizes", [{"fsdp": 2, "ep": 2}, {"fsdp": 1, "ep": 4}, {"fsdp": 4, "ep": 1}], ids=str)
-def test_stock_clipping_gives_the_norm_over_dense_and_expert_gradients_together(
-    ranks: RankPools, sizes: dict[str, int], foreach: bool
-) -> None:
-    for total, own, shares in ranks(4).run(clipped, sizes, foreach):
-        assert total == pytest.approx(sqrt(2 + 1.875), abs=1e-5)
-        assert own == pytest.approx(sqrt(2), abs=1e-5)
-        assert shares == pytest.approx([0.127000] * 4, abs=1e-5)
-
-
-def test_frozen_experts_have_no_gradient_and_no_reduction_and_can_be_trained_again(ranks: RankPools) -> None:
-    want = one_block(grouped=True).gradients
-    for found in ranks(4).run(frozen_experts):
-        assert {n for n, flag in found["flags"].items() if not flag} == {n for n in want if "experts" in n}
-        assert_all_gradients_close(found["frozen"], {n: g for n, g in want.items() if "experts" not in n})
-        assert (2, 32, 16) not in found["reduced"]
-        assert len(found["reduced"]) == len(want) - 3
-        assert found["left"] == 0
-        assert_all_gradients_close(found["thawed"], want)
-        assert found["captures"] == 2
 
 
 def test_grouped_experts_zero_the_rows_behind_the_last_expert() -> None:

@@ -11,13 +11,13 @@ from collections import Counter
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 import ep_fx
 from ep_fx.graph import Phase, Role, role_of
 from ep_fx.graph.roles import WAIT_OF
 from ep_fx.testing import CollectiveLog, RankPools, local_mesh
+from tests.cases.gathers import gathered
 from tests.cases.hand import M4
 from tests.models.hand_moe import HandMoE, tokens_for
 from tests.models.tiny_moe import TinyMoE, next_token_loss, token_ids
@@ -33,9 +33,7 @@ def structure(rank: int) -> dict[str, Any]:
         node.name for node in graph
         if (wait := WAIT_OF.get(role_of(node))) and [role_of(user) for user in node.users] != [wait]
     ]
-    forward, backward = (
-        Counter(name for node in graph.nodes(Role.UNSHARD, phase) for name in _shards(node)) for phase in Phase
-    )
+    forward, backward = (gathered(graph, phase) for phase in Phase)
     return {
         "unwaited": unwaited,
         "forward": forward == Counter(p.placeholder for p in graph.manifest.parameters if p.layout.gather_dims),
@@ -45,15 +43,6 @@ def structure(rank: int) -> dict[str, Any]:
         "in the graph": [len(graph.nodes(Role.UNSHARD)), len(graph.nodes(Role.RESHARD))],
         "left": log.live_bytes,
     }
-
-
-def _shards(unshard: torch.fx.Node) -> list[str]:
-    names = []
-    for shard in unshard.args[0]:  # type: ignore[union-attr]
-        while shard.op != "placeholder":  # type: ignore[union-attr]
-            shard = shard.args[0]  # type: ignore[union-attr, assignment]
-        names.append(str(shard.target))  # type: ignore[union-attr]
-    return names
 
 
 class Remembering(HandMoE):

@@ -15,6 +15,7 @@ from ep_fx.capture.experts.grouped import Grouped
 from ep_fx.capture.experts.huggingface import HuggingFace
 from ep_fx.capture.experts.module_list import ModuleLists, Stack, StackedExperts, Stacking, fold, stack_lists, unfold
 from ep_fx.capture.experts.torchtitan import TorchTitan
+from ep_fx.styles.forms import odd_parameters
 
 _LISTS = ModuleLists()
 FAMILIES: tuple[Family, ...] = (Explicit(), HuggingFace(), Grouped(), _LISTS, TorchTitan())
@@ -157,7 +158,8 @@ def _hint(model: nn.Module) -> str:
     """Names what looks like experts, so that the reader need not search."""
     for path, module in model.named_modules():
         if path.rpartition(".")[2] == "experts":
-            return f"{path} ({type(module).__name__}, {where(module)}) looks like experts but is in none of them; "
+            found = f"{path} ({type(module).__name__}, {where(module)}) looks like experts but is in none of them"
+            return f"{found}: {odd}; " if (odd := odd_parameters(module)) else f"{found}; "
     return ""
 
 
