@@ -37,6 +37,7 @@ from ep_fx.capture.experts import FORMS, Experts, install
 from ep_fx.capture.inputs import Guards, Inputs, Key, fake_inputs, relations_of
 from ep_fx.capture.marker import TANGENT
 from ep_fx.capture.names import Failure, module_names, number_backward, user_frame
+from ep_fx.capture.outer_products import OuterProducts
 from ep_fx.capture.outputs import drop_caches, without_caches
 from ep_fx.capture.positions import counted_positions
 from ep_fx.capture.products import GroupedProducts
@@ -129,6 +130,7 @@ def _tracing(mode: FakeTensorMode, gradients: bool, whole_attention: bool) -> It
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(torch.set_grad_enabled(gradients))
         stack.enter_context(GroupedProducts())
+        stack.enter_context(OuterProducts())
         if whole_attention:
             stack.enter_context(WholeAttention())
         stack.enter_context(BoundedCounts())

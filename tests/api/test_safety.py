@@ -126,17 +126,17 @@ def test_misuse_is_told_on_every_rank(ranks: RankPools) -> None:
         assert "rank 1: ValueError: expert_reshard" in found["one bad option"]
 
 
-def _checkpointed(rank: int, reentrant: bool) -> dict[str, Tensor]:
+def _checkpointed(rank: int) -> dict[str, Tensor]:
     torch.manual_seed(0)
-    module = ep_fx.transform(Checkpointed(reentrant), local_mesh(fsdp=2, ep=2))
+    module = ep_fx.transform(Checkpointed(True), local_mesh(fsdp=2, ep=2))
     module(torch.arange(8).remainder(7).view(2, 4)).pow(2).mean().backward()
     return {name: p.grad.full_tensor() for name, p in module.named_parameters()}  # type: ignore[union-attr]
 
 
-def test_checkpoints_of_the_model_are_taken_out(ranks: RankPools) -> None:
+def test_reentrant_checkpoints_of_the_model_are_taken_out(ranks: RankPools) -> None:
+    """The other kind is in tests/cases/test_r06_recompute_keeps_routes.py."""
     torch.manual_seed(0)
     eager = Checkpointed(False)
     eager(torch.arange(8).remainder(7).view(2, 4)).pow(2).mean().backward()
-    for reentrant in (False, True):
-        for gradients in ranks(4).run(_checkpointed, reentrant):
-            assert_all_gradients_close(gradients, gradients_of(eager))
+    for gradients in ranks(4).run(_checkpointed):
+        assert_all_gradients_close(gradients, gradients_of(eager))

@@ -22,12 +22,12 @@ STEPS = 5
 
 
 class Adapter(nn.Module):
-    """``x @ down @ up``, `down` [8, 2] and `up` [2, 8]."""
+    """``x @ down @ up``, `down` [8, 1] and `up` [1, 8]."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.down = nn.Parameter(torch.linspace(-1, 1, 16).view(8, 2))
-        self.up = nn.Parameter(torch.linspace(0.5, -0.7, 16).view(2, 8))
+        self.down = nn.Parameter(torch.linspace(-1, 1, 8).view(8, 1))
+        self.up = nn.Parameter(torch.linspace(0.5, -0.7, 8).view(1, 8))
 
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.down @ self.up
@@ -106,4 +106,4 @@ def test_r28_an_adapter_among_the_experts_own_parameters_is_refused_by_name(rank
     for message in ranks(4).run(refused):
         assert "experts (Adapted, " in message
         assert "test_r28_shared_adapter.py:" in message
-        assert "w [4, 8, 8], down [8, 2], up [2, 8]" in message
+        assert "w [4, 8, 8], down [8, 1], up [1, 8]" in message
