@@ -25,12 +25,13 @@ from ep_fx.graph.values import contiguous_strides
 _TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[^\[\]{}]*)\](?:\{(?P<strides>[^{}]*)\})?(?:@(?P<device>[\w:]+))?")
 _LIST = re.compile(r"list\[\d+\]")
 _FIRST_HINT = 5
+_HIGHEST_POWER = 64
 _OPERATIONS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: lambda a, b: a + b,
     ast.Sub: lambda a, b: a - b,
     ast.Mult: lambda a, b: a * b,
     ast.Div: lambda a, b: a / b,
-    ast.Pow: lambda a, b: a**b,
+    ast.Pow: lambda a, b: _power(a, b),
     ast.FloorDiv: functions.FloorDiv,
     ast.Mod: functions.Mod,
 }
@@ -155,6 +156,13 @@ class Fakes:
         size = self.env.create_unbacked_symint()
         torch._check(size >= 0)
         return size.node.expr
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    """No size is a higher power than these, which a damaged text would have worked out."""
+    if not isinstance(exponent, int) or abs(exponent) > _HIGHEST_POWER:
+        raise ValueError(f"{exponent!r} is no exponent of a size")
+    return base**exponent
 
 
 def _parts(text: str) -> list[str]:

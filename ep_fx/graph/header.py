@@ -19,11 +19,14 @@ from typing import Any
 
 from ep_fx.graph.groups import GroupTexts
 from ep_fx.graph.literals import Reader, shorten
-from ep_fx.graph.manifest import Layout, Manifest, MeshSpec, ParameterSpec, RegionSpec
+from ep_fx.graph.manifest import MESH_DIMS, Layout, Manifest, MeshSpec, ParameterSpec, RegionSpec
 from ep_fx.graph.options import Word, hints, read, write
 from ep_fx.graph.texts import layout_text, mesh_text
 from ep_fx.graph.values import dtype_text
 
+_MESH = re.compile(r"(?P<sizes>1 rank|\w+ \d+(?: x \w+ \d+)*), (?P<ranks>\d+) data ranks?")
+_MOST = 2**24
+"""More parameters or ranks than this, and the text is damaged."""
 _POLICIES = ("grad_reduce", "reshard_after_forward", "expert_reshard", "prefetch_depth")
 _PLAIN_NAME = re.compile(r"[\w./-]+")
 _NAME = r'(?:[\w./-]+|"(?:[^"\\]|\\.)*")'
@@ -127,6 +130,26 @@ class Head:
     provides: tuple[str, ...] = ()
     policies: dict[str, Any] = field(default_factory=dict)
     regions: list[RegionSpec] = field(default_factory=list)
+    _has_mesh: bool = False
+
+    def check(self) -> None:
+        """Raises where the head lacks what everything below is read by.
+
+        Raises:
+            ValueError: it has no mesh.
+        """
+        if not self._has_mesh:
+            raise ValueError("expected a line 'mesh ..' above this one")
+
+    def check_gathers(self, dims: tuple[str, ...]) -> None:
+        """Raises where a parameter that is cut over `dims` has no group to be gathered over.
+
+        Raises:
+            ValueError: the mesh has no such group.
+        """
+        if dims and dims not in self.mesh.groups:
+            known = ", ".join(map(",".join, self.mesh.groups)) or "none"
+            raise ValueError(f"the mesh has no group {','.join(dims)!r} to gather over; its groups: {known}")
 
     def read(self, line: str) -> None:
         """Takes in one line.
@@ -150,13 +173,26 @@ class Head:
         self.sizes = {name: int(size) for name, size in re.findall(r"\b(s\d+)=(\d+)", text)}
 
     def _mesh(self, text: str) -> None:
-        sizes = {dim: int(size) for dim, size in re.findall(r"(\w+) (\d+)(?= x |,)", text)}
-        self.mesh = MeshSpec({} if text.startswith("1 rank") else sizes, {})
+        match = _MESH.fullmatch(text)
+        if match is None:
+            raise ValueError("expected 'mesh DIM SIZE x DIM SIZE, .. data ranks', or 'mesh 1 rank, 1 data rank'")
+        pairs = [part.split() for part in match["sizes"].split(" x ")] if match["sizes"] != "1 rank" else []
+        sizes = {dim: int(size) for dim, size in pairs}
+        if len(sizes) != len(pairs) or not sizes.keys() <= set(MESH_DIMS) or 0 in sizes.values():
+            raise ValueError(f"expected each of {', '.join(MESH_DIMS)} once at most, and at least one rank along it")
+        mesh = MeshSpec(sizes, {})
+        if mesh.data_ranks != int(match["ranks"]):
+            raise ValueError(f"these sizes make {mesh.data_ranks} data ranks, the text says {match['ranks']}")
+        self.mesh, self._has_mesh = mesh, True
 
     def _groups(self, text: str) -> None:
+        self.check()
         gathers, _, exchange = text.partition("; exchanges over ")
         names = [json.loads(part) for part in re.findall(r'"[^"]*"', gathers)]
         groups = {tuple(name.split(",")): name for name in names}
+        for dims in groups:
+            if self.mesh.live(dims) != dims:
+                raise ValueError(f"the mesh has no dimensions {','.join(dims)!r} of several ranks, in mesh order")
         self.mesh = MeshSpec(self.mesh.sizes, groups, json.loads(exchange) if exchange else "")
 
     def _passes(self, text: str) -> None:
@@ -177,6 +213,8 @@ class Head:
         match = _REGION.fullmatch(text)
         if match is None:
             raise ValueError("expected 'region NAME: .. experts over .. ranks, unit NAME, parameters ..'")
+        if match["ranks"] and not 0 < int(match["ranks"]) <= _MOST:
+            raise ValueError(f"no experts lie over {match['ranks']} ranks")
         names = () if match["parameters"] == "none" else tuple(_run(match["parameters"]))
         self.regions.append(
             RegionSpec(
@@ -229,6 +267,8 @@ def _cuts(match: re.Match[str], full: tuple[int, ...]) -> tuple[int, ...]:
     sizes: list[int] = []
     for part in match["sizes"].split(" + "):
         times, cross, size = part.partition(" x ")
+        if cross and int(times) > _MOST:
+            raise ValueError(f"no mesh has {times} ranks")
         sizes += [int(size)] * int(times) if cross else [int(times)]
     return tuple(sizes)
 
@@ -247,6 +287,8 @@ def _run(text: str) -> list[str]:
     for part in re.findall(r'%p\d+\.\.%p\d+|%p\d+|"(?:[^"\\]|\\.)*"', text):
         first, dots, last = part.partition("..")
         if dots and part.startswith("%"):
+            if int(last[2:]) - int(first[2:]) > _MOST:
+                raise ValueError(f"no graph has the parameters {part}")
             found += [f"%p{i}" for i in range(int(first[2:]), int(last[2:]) + 1)]
         else:
             found.append(_name(part))

@@ -11,14 +11,16 @@ Nothing else has a text that is read back: what a text names can compute, and do
 from __future__ import annotations
 
 import builtins
+import inspect
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any, cast
 
 import torch
+from torch import fx
 
 from ep_fx import ops
 
@@ -56,6 +58,45 @@ def find_target(text: str) -> Callable[..., Any]:
     if found is None:
         raise ValueError(f"no operator {text!r}: it is not registered here, or no function that a graph may call")
     return cast(Callable[..., Any], found)
+
+
+def check_call(target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raises where `target` cannot be called so: the number of arguments, their names, a text or a list for a tensor.
+
+    Raises:
+        ValueError: what it takes, and what it is given.
+    """
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        if getattr(ops, target.__name__, None) is target:
+            inspect.signature(target).bind(*args, **kwargs)
+        return
+    known = schema.arguments
+    given = dict(zip((argument.name for argument in known), args, strict=False)) | dict(kwargs)
+    lacks = [a.name for a in known if a.name not in given and not a.has_default_value()]
+    more = len(args) + len(kwargs) != len(given) or not given.keys() <= {a.name for a in known}
+    if lacks or more:
+        got = ", ".join(["..."] * len(args) + list(kwargs)) or "nothing"
+        raise ValueError(f"{target_text(target)} takes ({', '.join(a.name for a in known)}), got ({got})")
+    for argument in known:
+        if argument.name in given and not _fits(argument.type, given[argument.name]):
+            what = f"{argument.name} of {target_text(target)}"
+            raise ValueError(f"expected {argument.type} as {what}, got {type(given[argument.name]).__name__}")
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    """Whether a literal can stand where a schema says `kind`; of a node it is known that it is no text."""
+    if isinstance(kind, torch.OptionalType):
+        return value is None or _fits(kind.getElementType(), value)
+    if isinstance(kind, torch.StringType):
+        return isinstance(value, str)
+    if isinstance(kind, torch.ListType):
+        each = kind.getElementType()
+        many = isinstance(value, (list, tuple))
+        return all(_fits(each, item) for item in value) if many else not isinstance(value, (str, dict, slice))
+    if isinstance(kind, torch.TensorType):
+        return isinstance(value, (fx.Node, bool, int, float, complex))
+    return not isinstance(kind, torch.IntType) or not isinstance(value, (str, list, tuple, dict, slice))
 
 
 _MODULES: dict[str, ModuleType] = {"builtins": builtins, "math": math, "torch": torch}

@@ -26,7 +26,7 @@ from ep_fx.graph.header import Head, read_computation, read_parameter, read_plac
 from ep_fx.graph.info import NodeInfo, Phase, set_info
 from ep_fx.graph.literals import Reader
 from ep_fx.graph.manifest import BufferSpec, Manifest, MeshSpec, ParameterSpec
-from ep_fx.graph.operators import find_target
+from ep_fx.graph.operators import check_call, find_target
 from ep_fx.graph.parallel_graph import ParallelGraph
 from ep_fx.graph.places import GROUP_ARGUMENTS
 
@@ -37,6 +37,12 @@ _PLACEHOLDER = re.compile(
     r"(?P<what>parameter|buffer|input|tangent)(?: of output (?P<output>\d+))?"
     r'(?: (?P<name>"(?:[^"\\]|\\.)*"))? *(?P<fact>.*)'
 )
+
+
+_DAMAGE = (
+    ValueError, LookupError, RuntimeError, TypeError, ArithmeticError, AttributeError, AssertionError, MemoryError
+)  # fmt: skip
+"""What a line that names no possible value makes of the reader, of torch and of sympy."""
 
 
 class ParseError(ValueError):
@@ -88,14 +94,16 @@ class _Parser:
                 self._line(line.strip())
             except ParseError:
                 raise
-            except ValueError as error:
-                raise ParseError(f"line {number}: {line.strip()}\n  {error}") from error
+            except _DAMAGE as error:
+                raise ParseError(f"line {number}: {line.strip()}\n  {_first_line(error)}") from error
         if self._outputs is None:
             raise ParseError("the text has no 'return [..]' of its forward half: it is not a whole graph")
         self._fx.output((tuple(self._outputs), *map(tuple, self._gradients)))
         set_info(next(reversed(self._fx.nodes)), NodeInfo(Phase.BACKWARD if self._tangents else Phase.FORWARD))
         if self._head.nodes is not None and len(self._fx.nodes) != self._head.nodes:
             raise ParseError(f"the text says it has {self._head.nodes} nodes, but shows {len(self._fx.nodes)}")
+        if len(self._gradients[0]) != len(due := self._trained()):
+            raise ParseError(f"the text returns {len(self._gradients[0])} gradients of parameters, {len(due)} are due")
         return ParallelGraph(self._fx, self._manifest(), self._constants, self._head.provides)
 
     def _line(self, line: str) -> None:
@@ -111,6 +119,7 @@ class _Parser:
 
     def _begin(self, section: Callable[[str], None]) -> None:
         if self._section == self._head.read:
+            self._head.check()
             self._fakes = Fakes(self._head.device, self._head.sizes)
             self._groups = GroupTexts(self._head.mesh)
         self._section = section
@@ -129,6 +138,7 @@ class _Parser:
         set_info(node, NodeInfo(Phase.BACKWARD if what == "tangent" else Phase.FORWARD))
         if what == "parameter":
             spec, is_zero = read_parameter(fact, given, target)
+            self._head.check_gathers(spec.layout.gather_dims)
             self._parameters.append(spec)
             self._zero += [given] * is_zero
         elif what == "buffer":
@@ -160,6 +170,8 @@ class _Parser:
             reader.expect("[")
             index = reader.value()
             reader.expect("]")
+            if not isinstance(source, fx.Node):
+                raise ValueError("expected '%value[index]'")
             return self._fx.call_function(operator.getitem, (source, index))
         target = find_target(reader.word())
         reader.expect("(")
@@ -178,6 +190,7 @@ class _Parser:
                 args[position] = self._groups.name(args[position])
         for name in GROUP_ARGUMENTS.intersection(kwargs):
             kwargs[name] = self._groups.name(kwargs[name])
+        check_call(target, args, kwargs)
         return self._fx.call_function(target, tuple(args), kwargs)
 
     def _constant(self, reader: Reader, kind: str | None) -> fx.Node:
@@ -234,8 +247,14 @@ class _Parser:
         whose = self._nodes.get(match["whose"])
         target = str(whose.target) if whose is not None else ""
         of_input = target in self._inputs or match["whose"] == "no input"
+        due = self._trained()[len(self._gradients[0]) :]
+        if not of_input and (not due or due[0].placeholder != target):
+            raise ValueError(f"expected the gradient of {due[0].name if due else 'no further parameter'} here")
         self._gradients[of_input].append(value)
         self._order += [target] * (target in self._inputs)
+
+    def _trained(self) -> list[ParameterSpec]:
+        return [spec for spec in self._parameters if spec.trainable]
 
     def _number(self, line: str) -> None:
         what, number = read_computation(line)
@@ -259,3 +278,11 @@ class _Parser:
         names = {f"%p{index}": spec.name for index, spec in enumerate(self._parameters)}
         regions = [replace(r, parameters=tuple(names.get(n, n) for n in r.parameters)) for r in self._head.regions]
         return replace(manifest, regions=tuple(regions))
+
+
+def _first_line(error: BaseException) -> str:
+    """What an error says, without the stack that torch appends."""
+    if isinstance(error, ValueError):
+        return str(error)
+    said = str(error).strip().partition("\n")[0]
+    return f"no value of a graph: {type(error).__name__}: {said}"

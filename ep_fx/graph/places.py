@@ -192,7 +192,8 @@ class Places:
             feeds = done is not None and any(role_of(user) is Role.CONTEXT for user in done.users)
             return "counts" if feeds else None
         splits = node.args[1]
-        return "send" if isinstance(splits, fx.Node) and splits.args[1] == _OUTPUT_SPLITS else "return"
+        is_field = isinstance(splits, fx.Node) and role_of(splits) is Role.GETITEM
+        return "send" if is_field and cast(fx.Node, splits).args[1] == _OUTPUT_SPLITS else "return"
 
     def context(self, node: fx.Node) -> fx.Node | None:
         """The `dispatch_context` whose values `node` takes."""

@@ -207,7 +207,7 @@ def _group(facts: Facts, unshard: fx.Node) -> Iterator[Violation]:
         if not dims or dims in seen:
             continue
         seen.add(dims)
-        wanted = (mesh.size(*dims), mesh.group(*dims))
+        wanted = (mesh.size(*dims), mesh.groups.get(mesh.live(dims)))
         if (arg(unshard, 1), arg(unshard, 2)) != wanted:
             yield Violation(
                 at=unshard,

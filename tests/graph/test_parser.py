@@ -246,10 +246,29 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "policy name": ("grad_reduce=mean", "grad_scale=mean", "no policy 'grad_scale'"),
     "layout": ("dim 0 cut 4 x 2", "dim 0 cut 4 by 2", "expected 'DTYPE\\[shape\\], dim"),
     "region": ("region block.experts: 4 experts", "region block.experts: experts", "expected 'region NAME"),
+    "region of no rank": ("4 experts, unit", "4 experts over 0 ranks, unit", "no experts lie over 0 ranks"),
     "heading": ("mesh ", "mush ", "expected graph, sizes, mesh, groups"),
     "cut": ("  %relu = ", "# %relu = ", "no value %relu above"),
     "one line less": ("  ep_fx.reshard([%p0.full])", "# ", "the text says it has .* nodes, but shows"),
     "no return": ("  return [%mm_1]", "  # ", "it is not a whole graph"),
+    "no mesh": ("mesh replicate 1", "# ", "line 3: .*\n  expected a line 'mesh"),
+    "one dimension twice": ("fsdp 2 x ep 2, 4 data", "ep 2 x ep 2, 4 data", "expected each of replicate, fsdp"),
+    "no rank": ("fsdp 2 x ep 2, 4 data", "fsdp 0 x ep 2, 0 data", "at least one rank"),
+    "data ranks": ("4 data ranks", "8 data ranks", "these sizes make 4 data ranks, the text says 8"),
+    "groups": ("fsdp 2 x ep 2, 4 data", "fsdp 4 x ep 1, 4 data", "no dimensions 'fsdp,ep' of several ranks"),
+    "cut over no group": ('"fsdp", "fsdp,ep",', '"fsdp",', "no group 'fsdp,ep' to gather over"),
+    "no gradient": ("  return gradient of %p3", "  # ", "returns 3 gradients of parameters, 4 are due"),
+    "gradients swapped": ("gradient of %p0: ", "gradient of %p1: ", "expected the gradient of first.weight here"),
+    "negative size": ("%relu =", "%relu: f32[16, -1] =", "line .*\n  no value of a graph: .* negative dimension"),
+    "huge size": ("%relu =", "%relu: f32[u0, 99999999999999999999] =", "line .*\n  no value of a graph: TypeError"),
+    "huge power": ("%relu =", "%relu: f32[2**99999999999] =", "is no exponent of a size"),
+    "huge cut": ("dim 0 cut 4 x 2", "dim 0 cut 99999999999 x 2", "no mesh has 99999999999 ranks"),
+    "huge run": ("parameters %p1, %p2", "parameters %p1..%p99999999999", "no graph has the parameters"),
+    "division by zero": ("%relu =", "%relu: f32[s0//0] =", "line .*\n  "),
+    "argument missing": ("aten.mm(%x, %t)", "aten.mm(%x)", "aten.mm takes \\(self, mat2\\), got \\(...\\)"),
+    "argument too many": ("aten.relu(%grouped_mm)", "aten.relu(%grouped_mm, %x)", "aten.relu takes \\(self\\), got"),
+    "list for a tensor": ("aten.relu(%grouped_mm)", "aten.relu([1])", "expected Tensor as self of aten.relu, got list"),
+    "argument of a function": ('%sym_size, 2, "block.experts")', "%sym_size)", "missing a required argument"),
     "two returns": ("  return [%mm_1]", "  return [%mm_1]\n  return [%mm_1]", "expected one 'return"),
 }
 
@@ -262,6 +281,17 @@ def test_an_error_shows_the_line_and_what_was_expected(name: str) -> None:
     with pytest.raises(ParseError, match=message) as raised:
         parse_graph(text.replace(old, new, 1))
     assert str(raised.value).startswith("line ") or "the text" in str(raised.value)
+
+
+def test_a_tensor_where_splits_stand_is_told_by_a_rule_and_can_be_shown() -> None:
+    text = print_graph(Step().graph)
+    old = "(%send_rows, %context.output_splits,"
+    assert old in text
+    graph = parse_graph(text.replace(old, "(%send_rows, %t,"))
+    report = verify(graph)
+    assert "pair" in report.broken
+    assert "got       %t" in report.explain()
+    assert "(%send_rows, %t," in print_graph(graph)
 
 
 def test_half_a_graph_is_refused() -> None:
