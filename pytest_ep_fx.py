@@ -6,6 +6,7 @@ manual.
 """
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,17 @@ def pytest_configure(config: pytest.Config) -> None:
         f"{_MARK}(n, timeout=None, **mesh): the test's own body runs on n local ranks, or on those of a mesh such as "
         "fsdp=2, ep=2; ask for the fixtures ep_rank and ep_mesh there",
     )
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Events of torch's tracer have no text: in the captured log of a failure they are blank lines."""
+    capture: Any = session.config.pluginmanager.get_plugin("logging-plugin")
+    for handler in () if capture is None else (capture.caplog_handler, capture.report_handler):
+        handler.addFilter(_is_no_event)
+
+
+def _is_no_event(record: logging.LogRecord) -> bool:
+    return record.name != "torch.__trace"
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

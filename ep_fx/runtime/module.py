@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -52,6 +53,7 @@ class EPModule(nn.Module):
     _mesh: DeviceMesh
     _compile: Compile
     _target: str
+    _is_fake: bool
     _programs: dict[Hashable, list[Program]]
     _lock: threading.RLock
     _names: list[str]
@@ -77,6 +79,7 @@ class EPModule(nn.Module):
             "_mesh": mesh,
             "_compile": compile_program,
             "_target": target,
+            "_is_fake": dist.get_backend(mesh.get_group(0)) == "fake",
             "_programs": {},
             "_lock": threading.RLock(),
             "_names": list(layouts),
@@ -110,8 +113,8 @@ class EPModule(nn.Module):
         """The model's forward.
 
         Raises:
-            ValueError: a tensor on another device than the mesh's, a generation cache asked for, or input sizes that
-                the model cannot be captured for.
+            ValueError: a tensor on another device than the mesh's, a generation cache asked for, input sizes that the
+                model cannot be captured for, or a mesh whose ranks are fake.
         """
         refuse_caches(kwargs)
         inputs = Inputs.of(args, kwargs)
@@ -119,6 +122,12 @@ class EPModule(nn.Module):
             raise ValueError(
                 f"this module was emitted for {self._target!r}, its mesh is on {self._mesh.device_type!r}: it can be "
                 "looked at, not run; leave target out, or give a mesh on that device"
+            )
+        if self._is_fake:
+            raise ValueError(
+                "this module's mesh is fake (ep_fake_mesh, backend 'fake'): its ranks never communicate, so nothing "
+                "can run on it; module.prepare(...) captures for these inputs, and module.graph can be read; to run, "
+                "give transform a mesh of real ranks (ep_ranks)"
             )
         self._check_devices(inputs)
         parameters = self._ordered()

@@ -8,9 +8,10 @@ from __future__ import annotations
 import inspect
 import math
 import pickle
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import pytest
 
@@ -20,6 +21,8 @@ T = TypeVar("T")
 _USAGE = "@pytest.mark.ep_ranks(4), or @pytest.mark.ep_ranks(fsdp=2, ep=2)"
 _STAY = frozenset({"capfd", "capfdbinary", "caplog", "capsys", "capsysbinary", "monkeypatch", "recwarn", "request"})
 """Fixtures of pytest that act on the process they are made in."""
+_OUTCOME = re.compile(r"(?:_pytest\.outcomes\.)?(Skipped|XFailed)\b(?:: (.*))?")
+"""How the text of a rank begins that called `pytest.skip` or `pytest.xfail`; these cannot be pickled."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,19 @@ class EpRanks:
             RankError: `body` raised on a rank, or a rank died; the message says what became of each rank.
             TimeoutError: a rank did not answer in time; the message says where each rank was.
             TypeError: `body` or an argument cannot be sent to another process.
+            ValueError: `world_size` is below 1.
+
+        Where all ranks that did not finish skip or xfail, so does the test.
         """
         __tracebackhide__ = True
-        return self.pools(world_size).run(body, *args, timeout=self.timeout if timeout is None else timeout)
+        try:
+            return self.pools(world_size).run(body, *args, timeout=self.timeout if timeout is None else timeout)
+        except RankError as error:
+            left = _left(error)
+            if left is None:
+                raise
+        left.leave()
+        raise AssertionError(f"a rank called pytest.xfail({left.reason!r}), which --runxfail does not take")
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,33 @@ class _Ranks:
     world_size: int
     mesh: tuple[tuple[str, int], ...]
     timeout: float | None
+
+
+class _Left(NamedTuple):
+    """How a rank left a body without an error.
+
+    Args:
+        kind: what it called.
+        reason: what it said.
+    """
+
+    kind: Literal["skip", "xfail"]
+    reason: str
+
+    def leave(self) -> None:
+        """Leaves the test in the same way."""
+        if self.kind == "skip":
+            pytest.skip(self.reason)
+        pytest.xfail(self.reason)
+
+
+def _left(error: RankError) -> _Left | None:
+    """How the ranks left, where none failed in another way."""
+    failed = [state for state in error.states if state.state in ("died", "failed")]
+    said = [_OUTCOME.match(state.text) if state.state == "failed" else None for state in failed]
+    if not said or said[0] is None or not all(said):
+        return None
+    return _Left("skip" if said[0][1] == "Skipped" else "xfail", said[0][2] or "")
 
 
 class _Rank:
@@ -86,7 +126,7 @@ def mesh_of(mark: pytest.Mark | None) -> _Mesh:
 
 
 def run_marked(item: pytest.Function, mark: pytest.Mark, pools: RankPools, timeout: float) -> None:
-    """Runs the body of a marked test on its ranks; fails with what became of each, skips where a rank skips."""
+    """Runs the body of a marked test on its ranks; fails with what became of each, skips or xfails where one does."""
     if inspect.iscoroutinefunction(item.obj):
         pytest.fail("a test on ranks cannot be a coroutine", pytrace=False)
     ranks = _read(mark)
@@ -95,22 +135,25 @@ def run_marked(item: pytest.Function, mark: pytest.Mark, pools: RankPools, timeo
         _check_travels(item, name, value)
     failure = None
     try:
-        skips = pools(ranks.world_size).run(_body, item.obj, values, timeout=ranks.timeout or timeout)
+        ends = pools(ranks.world_size).run(_body, item.obj, values, timeout=ranks.timeout or timeout)
     except (RankError, TimeoutError) as error:
         failure = str(error)
     if failure is not None:  # raised here, so that pytest shows nothing but this text
         pytest.fail(failure, pytrace=False)
-    reason = next((skip for skip in skips if skip is not None), None)
-    if reason is not None:
-        pytest.skip(reason)
+    left = next((end for end in ends if end is not None), None)
+    if left is not None:
+        left.leave()
+        pytest.fail(f"a rank called pytest.xfail({left.reason!r}), which --runxfail does not take", pytrace=False)
 
 
-def _body(rank: int, test: Callable[..., object], values: dict[str, Any]) -> str | None:
-    """A test's own body, on a rank; the reason where it skips."""
+def _body(rank: int, test: Callable[..., object], values: dict[str, Any]) -> _Left | None:
+    """A test's own body, on a rank; how it left where it skips or xfails."""
     try:
         test(**{name: _made(rank, value) for name, value in values.items()})
     except pytest.skip.Exception as skip:
-        return str(skip.msg)
+        return _Left("skip", str(skip.msg))
+    except pytest.xfail.Exception as xfail:
+        return _Left("xfail", str(xfail.msg))
     return None
 
 

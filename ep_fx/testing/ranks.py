@@ -117,9 +117,14 @@ class RankPool:
     Args:
         world_size: number of ranks.
         device: of the ranks. "npu" is made in their processes, by `ep_fx.testing.npu`, not in this one.
+
+    Raises:
+        ValueError: fewer than one rank.
     """
 
     def __init__(self, world_size: int, device: Device = "cpu") -> None:
+        if world_size < 1:
+            raise ValueError(f"world_size: expected 1 rank or more, got {world_size}; no rank would run the function")
         self.world_size = world_size
         self.device = device
         self._processes: list[BaseProcess] = []

@@ -14,6 +14,7 @@ from ep_fx.testing import (
     assert_before,
     assert_collectives,
     assert_count,
+    assert_equivalent,
     assert_flows,
     assert_live_range,
     assert_reduced_once,
@@ -22,8 +23,8 @@ from ep_fx.testing import (
     select,
 )
 from ep_fx.testing.assertions.equivalence import worst_token
-from ep_fx.testing.select import combine, dispatch, grouped_mm, reshard, unshard
-from ep_fx.testing.synthetic import parallel_step
+from ep_fx.testing.select import combine, dispatch, grouped_mm, reshard, role, unshard
+from ep_fx.testing.synthetic import Sizes, parallel_step
 
 EXPERTS = "layers.0.experts"
 
@@ -97,6 +98,57 @@ def test_flow_of_data(graph: ParallelGraph) -> None:
     assert re.search(r"%all_to_all_single_3 .. %regroup_1 \(forward, module 'layers\.1.*\) does not come", text)
 
 
+def strange_rows(graph: ParallelGraph) -> None:
+    """Layer 0's combine returns rows that no expert has seen."""
+    rows = next(n for n in graph.nodes(Role.UNGROUP))
+    with graph.graph.inserting_before(rows):
+        zeros = graph.call(torch.ops.aten.zeros_like.default, graph.graph.find_nodes(op="placeholder")[0], like=rows)
+    rows.args = (zeros, rows.args[1])
+
+
+def unused_dispatch(graph: ParallelGraph) -> None:
+    """What layer 0's dispatch received is dropped: its own rows are regrouped."""
+    rows = graph.nodes(Role.REGROUP)[0]
+    rows.args = (graph.nodes(Role.SEND_ROWS)[0], rows.args[1])
+
+
+def unused_combine(graph: ParallelGraph) -> None:
+    """What layer 0's combine received is dropped."""
+    rows = graph.nodes(Role.PAD_ROWS)[0]
+    rows.args = (graph.nodes(Role.SEND_ROWS)[0], rows.args[1])
+
+
+def mixed_context(graph: ParallelGraph) -> None:
+    """Layer 1's rows are ungrouped with the indices of layer 0."""
+    first, second = graph.nodes(Role.UNGROUP, Phase.FORWARD)
+    second.args = (second.args[0], first.args[1])
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (strange_rows, r"%ungroup .. %pad_rows .* the context of %all_to_all_single .. %regroup .*, but not its rows"),
+        (unused_dispatch, r"%ungroup .. %pad_rows .* the context of %all_to_all_single .*, but not its rows"),
+        (unused_combine, r"%ungroup .. %pad_rows .* the context of %all_to_all_single .*, but not its rows"),
+        (mixed_context, r"the rows of %all_to_all_single_3 .. %regroup_1 .*, but not its context, or not alone"),
+    ],
+)
+def test_rows_and_context_are_told_apart(
+    graph: ParallelGraph, edit: Callable[[ParallelGraph], None], said: str
+) -> None:
+    edit(graph)
+    assert re.search(said, failure(assert_flows, graph, "dispatch", "combine"))
+
+
+def test_rows_flow_through_exchanges_of_one_rank_and_through_products() -> None:
+    graph = parallel_step(2, Sizes(fsdp=2, ep=1))
+    assert_flows(graph, "dispatch", "grouped_mm[phase=forward]", "combine", "combine_backward", "dispatch_backward")
+    back = graph.nodes(Role.COMBINE)[0]
+    back.args = (graph.nodes(Role.PERMUTE)[0].args[0], *back.args[1:])
+    assert "but not its rows" in failure(assert_flows, graph, "dispatch", "combine")
+    assert "is not computed" in failure(assert_flows, graph, "grouped_mm[layer=layers.0]", "combine[layer=layers.0]")
+
+
 def test_counts(graph: ParallelGraph) -> None:
     assert_count(graph, "grouped_mm[layer=layers.0]", 2)
     assert_count(graph, "all_reduce_grad", 0)
@@ -133,6 +185,8 @@ def test_live_range(graph: ParallelGraph) -> None:
     assert re.search(r"got       gathered at \d+ by %unshard_2 \(.*\), freed at \d+", text)
     no_free(graph)
     assert_live_range(graph, EXPERTS, covers=combine("layers.0"))
+    both = failure(assert_live_range, graph, EXPERTS, gathered_after=grouped_mm() | role("grouped_mm_backward"))
+    assert re.findall(r"expected .* in (\w+)", both) == ["forward", "backward"]
     assert "never freed" in failure(assert_live_range, graph, EXPERTS, freed_before="dispatch[layer=layers.1]")
 
 
@@ -211,6 +265,12 @@ def test_the_error_of_an_output_is_that_of_its_worst_token() -> None:
     want[3] = 0.0
     assert worst_token(want + 1e-9, want) < 1e-5
     assert worst_token(torch.zeros(0, 4), torch.zeros(0, 4)) == 0.0
+
+
+def test_only_a_transformed_module_is_compared() -> None:
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(TypeError, match=r"module: expected what ep_fx.transform returned .*, got Linear; the arg"):
+        assert_equivalent(model, model, torch.ones(2, 2))  # type: ignore[arg-type]
 
 
 def test_a_selection_by_phase_is_that_of_the_graph(graph: ParallelGraph) -> None:

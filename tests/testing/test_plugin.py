@@ -50,6 +50,22 @@ def test_skip():
     pytest.skip("not today")
 
 @pytest.mark.ep_ranks(2)
+def test_xfail():
+    pytest.xfail("not yet")
+
+def leaves(rank, how):
+    getattr(pytest, how)(f"said by {how}")
+
+@pytest.mark.parametrize("how", ["skip", "xfail"])
+def test_leaves(ep_ranks, how):
+    ep_ranks(2, leaves, how)
+
+def test_no_ranks(ep_ranks):
+    for count in (0, -1):
+        with pytest.raises(ValueError, match=f"expected 1 rank or more, got {count};"):
+            ep_ranks(count, body, 1)
+
+@pytest.mark.ep_ranks(2)
 def test_fails(ep_rank):
     limit = 1
     assert ep_rank < limit
@@ -91,10 +107,10 @@ def test_bodies_run_on_ranks(pytester: pytest.Pytester, mode: str) -> None:
     pytester.makepyfile(helpers="def twice(x):\n    return 2 * x\n")
     pytester.makepyfile(**{"deep/inside/test_some": ON_RANKS})
     pytester.syspathinsert()
-    result = pytester.runpytest_inprocess(*OPTIONS, f"--import-mode={mode}", "-rs")
-    result.assert_outcomes(passed=5, skipped=1, failed=5, errors=1)
+    result = pytester.runpytest_inprocess(*OPTIONS, f"--import-mode={mode}", "-rsx")
+    result.assert_outcomes(passed=6, skipped=2, xfailed=2, failed=5, errors=1)
     text = result.stdout.str()
-    assert [said for said in (*SAID, "not today") if said not in text] == []
+    assert [said for said in (*SAID, "not today", "not yet", "said by skip", "said by xfail") if said not in text] == []
 
 
 def test_a_fake_mesh_is_gone_after_the_test(pytester: pytest.Pytester) -> None:
@@ -133,6 +149,20 @@ def test_golden_files_lie_beside_the_test(pytester: pytest.Pytester) -> None:
     pytester.runpytest_inprocess(*OPTIONS, "--update-golden").assert_outcomes(passed=1)
     assert (path.parent / "golden" / "layer.txt").read_text() == "the text of a graph"
     pytester.runpytest_inprocess(*OPTIONS).assert_outcomes(passed=1)
+
+
+def test_events_of_the_tracer_are_no_lines_of_a_failure(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        from ep_fx.testing.synthetic import parallel_step
+
+        def test_golden(graph_golden):
+            graph_golden(parallel_step(1), "layer")
+        """
+    )
+    text = pytester.runpytest_inprocess(*OPTIONS).stdout.str()
+    assert "no golden file" in text
+    assert "torch.__trace" not in text
 
 
 def test_torch_is_not_imported_before_a_test_asks(tmp_path: Path) -> None:

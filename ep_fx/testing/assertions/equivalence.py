@@ -35,9 +35,15 @@ def assert_equivalent(
 
     Raises:
         AssertionError: the outputs and parameters that differ, worst first, the same on every rank.
+        TypeError: `module` is no transformed module.
         ValueError: there is nothing to run: the model's weights are gone, or the ranks are fake.
     """
     __tracebackhide__ = True
+    if not isinstance(module, EPModule):
+        raise TypeError(
+            f"module: expected what ep_fx.transform returned (an EPModule), got {type(module).__name__}; the arguments "
+            "are assert_equivalent(model, ep_fx.transform(copy.deepcopy(model), mesh), inputs)"
+        )
     gone = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if gone:
         raise ValueError(

@@ -47,9 +47,15 @@ def assert_live_range(
             raise AssertionError(
                 f"{selector} stands in {_words(halves)} only, and {chosen} in {_words(ranges)} only: nothing to compare"
             )
-        for phase in halves.keys() & ranges.keys():
-            for name, lives in ranges[phase].items():
-                _check(index, f"{name} {_WORDS[how]} {selector} in {phase.value}", how, lives, halves[phase])
+        wrong = [
+            next(filter(None, (
+                _wrong(index, f"{name} {_WORDS[how]} {selector} in {phase.value}", how, lives, halves[phase])
+                for name, lives in ranges[phase].items()
+            )), "")
+            for phase in Phase if phase in halves and phase in ranges
+        ]
+        if any(wrong):
+            raise AssertionError("\n".join(filter(None, wrong)))
 
 
 _WORDS = {"covers": "gathered throughout", "gathered_after": "gathered after", "freed_before": "freed before"}
@@ -91,8 +97,8 @@ def _ranges(index: GraphIndex, chosen: Selector) -> dict[Phase, dict[str, list[_
     return found
 
 
-def _check(index: GraphIndex, wanted: str, how: str, lives: list[_Life], others: list[Match]) -> None:
-    __tracebackhide__ = True
+def _wrong(index: GraphIndex, wanted: str, how: str, lives: list[_Life], others: list[Match]) -> str:
+    """What the failure says of one parameter in one half; nothing where it lives as it should."""
     for other in others:
         if how == "covers":
             good = any(life.first < other.first and other.last < life.last for life in lives)
@@ -104,7 +110,8 @@ def _check(index: GraphIndex, wanted: str, how: str, lives: list[_Life], others:
             lines = [f"expected  {wanted}", *(f"got       {life.text(index)}" for life in lives)]
             lines.append(f"          {name_match(index, other)} from {other.first} to {other.last}")
             edges = [life.start for life in lives] + [life.frees[0] for life in lives if life.frees]
-            raise AssertionError(said("wrong live range", *lines, *around(index, [*edges, other.nodes[0]])))
+            return said("wrong live range", *lines, *around(index, [*edges, other.nodes[0]]))
+    return ""
 
 
 def _listed(some: Some) -> list[Selector]:
