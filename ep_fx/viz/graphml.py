@@ -1,6 +1,7 @@
 """A graph as GraphML, for networkx, Gephi, yEd and Cytoscape: all nodes, data edges and order edges.
 
-Node ids and attributes are those of `graph.view.to_networkx`, with the name in the text form, the type and the bytes.
+Node ids are the names of the text form, without %; attributes are those of `graph.view.to_networkx`, with the type and
+the bytes.
 """
 
 from __future__ import annotations
@@ -25,4 +26,5 @@ def to_graphml(graph: ParallelGraph) -> str:
             action=text.places[node].action.value,
             subject=text.places[node].subject or "",
         )
+    view = nx.relabel_nodes(view, {node.name: text.names[node] for node in graph})
     return '<?xml version="1.0" encoding="utf-8"?>\n' + "\n".join(nx.generate_graphml(view)) + "\n"

@@ -14,7 +14,7 @@ from ep_fx.graph import ParallelGraph, Phase
 from ep_fx.graph.texts import block_of
 from ep_fx.viz.build import build_picture
 from ep_fx.viz.model import EdgeKind, Kind, Picture, PictureNode
-from ep_fx.viz.palette import BOXES
+from ep_fx.viz.palette import ARROWS, BOXES
 
 _ARROWS = {EdgeKind.DATA: "-->", EdgeKind.CONTEXT: "==>", EdgeKind.SAVED: "-.->", EdgeKind.EFFECT: "-.-o"}
 _ESCAPES = {"#": "#35;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "\n": " ", "`": "#96;"}
@@ -38,7 +38,7 @@ def to_mermaid(graph: ParallelGraph, layer: str | None = None) -> str:
         near = difflib.get_close_matches(layer, blocks, 3) or blocks[:8]
         raise ValueError(f"the graph has no layer {layer!r}; did you mean {', '.join(map(repr, near))}?")
     chart = _Chart(picture, layer)
-    return f"# {layer or 'ep_fx graph'}\n\n{picture.subtitle}\n\n```mermaid\n{chart.text()}```\n"
+    return f"# {layer or 'ep_fx graph'}\n\n{picture.subtitle}\n\n{chart.legend()}\n\n```mermaid\n{chart.text()}```\n"
 
 
 class _Chart:
@@ -82,6 +82,13 @@ class _Chart:
         lines += [f"  {source} {arrow} {target}" for source, target, arrow in arrows]
         lines += list(_classes({node.kind for node in self.boxes.values()}))
         return "\n".join(lines) + "\n"
+
+    def legend(self) -> str:
+        """One line: what the kinds of arrows in the chart say."""
+        used = {arrow for _, _, arrow in self._arrows()}
+        return "Arrows: " + ", ".join(
+            f"`{arrow}` {ARROWS[kind].legend}" for kind, arrow in _ARROWS.items() if arrow in used
+        )
 
     def _arrows(self) -> list[tuple[str, str, str]]:
         """One arrow between two boxes, the strongest; what leaves the layer ends at a stub."""

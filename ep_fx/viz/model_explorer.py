@@ -99,6 +99,5 @@ def _outputs(node: fx.Node, text: GraphText, sizes: TypicalSizes) -> list[dict[s
         size = sizes.bytes(part)
         facts = {"type": text.symbols.type(part), "bytes": bytes_text(size) if size else ""}
         attributes = [{"key": key, "value": fact} for key, fact in facts.items() if fact]
-        if attributes:
-            found.append({"id": str(index), "attrs": attributes})
+        found.append({"id": str(index), "attrs": attributes})
     return found

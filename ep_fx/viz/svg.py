@@ -23,7 +23,8 @@ def to_svg(picture: Picture, ids: str = "arrow") -> str:
     layout = lay_out(picture)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {layout.width:.0f} {layout.height:.0f}" '
-        f'width="{layout.width:.0f}" height="{layout.height:.0f}" font-family="{FONT}" class="picture">',
+        f'width="{layout.width:.0f}" height="{layout.height:.0f}" style="max-width:100%;height:auto" '
+        f'font-family="{FONT}" class="picture">',
         f"<style>{_style()}</style>",
         f"<defs>{_markers(ids)}</defs>",
         f'<rect width="{layout.width:.0f}" height="{layout.height:.0f}" fill="#ffffff"/>',

@@ -199,3 +199,10 @@ def test_the_waits_at_the_end_share_a_box(open_page: Open) -> None:
     view = open_page("8 layers")
     view.click_box("wait: reduce \u00d7 16", "fold")
     assert "wait: reduce layers.7.experts" in view.boxes()
+
+
+@pytest.mark.parametrize("name", ["structure", "schedule", "passes", "text"])
+def test_the_name_of_a_view_is_an_address(open_page: Open, name: str) -> None:
+    view = open_page("8 layers", name)
+    assert view.ask("document.querySelector('#tabs button.on').dataset.view") == name
+    assert view.ask("location.hash") == f"#view={name}"

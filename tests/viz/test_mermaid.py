@@ -54,6 +54,7 @@ def test_one_moe_layer_with_both_halves_and_every_step_of_the_exchange(
     assert found["used"] <= found["made"]
     assert {"unshard", "dispatch", "context", "combine", "reshard", "reduce", "compute"} <= found["used"]
     assert "subgraph backward" in text
+    assert "\n\nArrows: `-->` values, `==>` context of a dispatch, `-.->` kept for backward, `-.-o` order\n\n" in text
     assert len(found["box"] | found["stub"]) <= 60
 
 

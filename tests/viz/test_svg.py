@@ -28,6 +28,8 @@ def overlapping(boxes: list[Rect]) -> list[tuple[Rect, Rect]]:
 def test_valid_xml_with_one_box_for_each_of_the_picture(graph: ParallelGraph, fold: bool) -> None:
     picture = build_picture(graph, fold=fold)
     root = ET.fromstring(to_svg(picture))
+    assert root.attrib["style"] == "max-width:100%;height:auto"  # no wider than the window, in proportion
+    assert root.attrib["viewBox"] == f"0 0 {root.attrib['width']} {root.attrib['height']}"
     boxes = [element for element in root.iter(f"{SVG}g") if "data-box" in element.attrib]
     assert sorted(int(b.attrib["data-box"]) for b in boxes) == list(range(len(picture.nodes)))
     paths = [element for element in root.iter(f"{SVG}path") if "data-from" in element.attrib]

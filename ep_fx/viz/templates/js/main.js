@@ -62,13 +62,18 @@ function toggle(name) {
 }
 
 // ---- state in the address ----
-const state = new URLSearchParams(location.hash.slice(1));
+// `#schedule` is short for `#view=schedule`.
+function address() {
+  const text = location.hash.slice(1);
+  return new URLSearchParams(text in hosts ? {view: text} : text);
+}
+const state = address();
 function remember(changes) {
   for (const [key, value] of Object.entries(changes)) state.set(key, value);
   history.replaceState(null, '', `#${state}`);
 }
 function restore() {
-  const wanted = new URLSearchParams(location.hash.slice(1));
+  const wanted = address();
   if (wanted.get('fold') === 'all') tree.setAll(false);
   if (wanted.get('fold') === 'none') tree.setAll(true);
   const names = wanted.get('open') ? wanted.get('open').split(',') : [];
