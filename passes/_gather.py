@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ep_fx.graph import Layout, NodeInfo, ParallelGraph, ParameterSpec, Phase, copy_info, info_of, set_info
-from ep_fx.passes._uses import ParameterUses, Span, is_size
+from ep_fx.graph import Layout, NodeInfo, ParallelGraph, ParameterSpec, Phase, info_of, set_info
+from ep_fx.passes._uses import ParameterUses, Span
 
 ops = torch.ops.ep_fx
 
@@ -40,7 +40,9 @@ def gather_unit(
         full = _unshard(graph, gather, nodes, full_values)
     for parameter in gather.parameters:
         for phase in gather.phases:
-            _redirect(graph, uses, gather, parameter.name, phase, full[parameter.name], nodes[parameter.name])
+            for reader in uses.readers.get((parameter.name, phase), ()):
+                if nodes[parameter.name] in reader.all_input_nodes:
+                    reader.replace_input_with(nodes[parameter.name], full[parameter.name])
     with graph.graph.inserting_after(gather.span.last):
         graph.call(ops.reshard.default, list(full.values()), phase=gather.phases[-1], fqn=gather.unit, name="reshard")
 
@@ -90,37 +92,3 @@ def padded(like: Any, layout: Layout, world: int) -> Any:
     shape[0] *= world
     with like.fake_mode:
         return torch.empty(shape, dtype=like.dtype, device=like.device)
-
-
-def _redirect(
-    graph: ParallelGraph,
-    uses: ParameterUses,
-    gather: Gather,
-    name: str,
-    phase: Phase,
-    full: fx.Node,
-    placeholder: fx.Node,
-) -> None:
-    """Readers of the parameter in `phase` read `full`; what they read through forward views is computed again."""
-    again: dict[fx.Node, fx.Node] = {placeholder: full}
-    views_live_on = Phase.FORWARD in gather.phases
-    for reader in uses.readers.get((name, phase), ()):
-        for source in uses.reads(reader):
-            if uses.derived[source] != name:
-                continue
-            if source is placeholder:
-                reader.replace_input_with(source, full)
-            elif not views_live_on and info_of(source).phase is Phase.FORWARD:
-                reader.replace_input_with(source, _recompute(graph, uses, source, again, reader))
-
-
-def _recompute(
-    graph: ParallelGraph, uses: ParameterUses, source: fx.Node, again: dict[fx.Node, fx.Node], before: fx.Node
-) -> fx.Node:
-    """A backward twin of the chain of views and casts that ends in `source`, made at its first use."""
-    if source not in again:
-        parent = _recompute(graph, uses, uses.parents[source], again, before)
-        with graph.graph.inserting_before(before):
-            again[source] = graph.graph.node_copy(source, lambda node: node if is_size(node) else parent)
-        copy_info(again[source], source, phase=Phase.BACKWARD)
-    return again[source]

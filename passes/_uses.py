@@ -36,7 +36,7 @@ def is_size(node: fx.Node) -> bool:
 
 
 class ParameterUses:
-    """Uses of every parameter, found in one walk.
+    """Uses of every parameter, found in two walks. A cast needs the gathered memory only where it is made.
 
     Args:
         graph: the graph, whose node order is frozen into `position`.
@@ -55,40 +55,19 @@ class ParameterUses:
         """Derived nodes with a cast on their way: they have memory of their own."""
         self._spans: dict[tuple[str, Phase], list[fx.Node]] = {}
         """Who reads the gathered memory itself."""
-        self._recomputed: set[fx.Node] = set()
         for node in graph:
             self._derive(node)
-        self._recomputes = graph.manifest.reshard_after_forward
-        unread = self._unread_views(graph) if self._recomputes else set()
         for node in graph:
-            if node.op != "output" and node not in unread:
+            if node.op != "output":
                 self._note(node)
 
     def _note(self, node: fx.Node) -> None:
-        sources = {self.derived[a] for a in node.all_input_nodes if a in self.derived}
+        sources = [a for a in node.all_input_nodes if a in self.derived]
         phase = Phase.BACKWARD if is_backward(node) else Phase.FORWARD
-        for name in sources:
+        for name in {self.derived[a] for a in sources}:
             self.readers.setdefault((name, phase), []).append(node)
-        for name in {self.derived[a] for a in node.all_input_nodes if a in self.derived and self._touches(node, a)}:
+        for name in {self.derived[a] for a in sources if a not in self._casts}:
             self._spans.setdefault((name, phase), []).append(node)
-
-    def _touches(self, node: fx.Node, source: fx.Node) -> bool:
-        """Whether `node`, through `source`, needs the gathered memory; a cast needs it only where it is made."""
-        if source not in self._casts:
-            return True
-        if not self._recomputes or not is_backward(node) or is_backward(source) or source in self._recomputed:
-            return False
-        self._recomputed.add(source)  # backward makes this cast anew before its first reader
-        return True
-
-    def _unread_views(self, graph: ParallelGraph) -> set[fx.Node]:
-        """Forward views and casts that only backward reads: it computes them again, so forward needs them not."""
-        unread: set[fx.Node] = set()
-        for node in reversed(list(graph)):
-            later = all(is_backward(user) or user in unread for user in node.users)
-            if node in self.parents and not is_backward(node) and later:
-                unread.add(node)
-        return unread
 
     def _derive(self, node: fx.Node) -> None:
         inputs = [a for a in node.all_input_nodes if not is_size(a)]

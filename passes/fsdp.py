@@ -5,7 +5,7 @@
              ...  r = reduce_grad([grad]) [s] = scale_grad(reduce_grad_wait(r), data ranks)  return y, s
 
 A unit is gathered as one collective, once in each direction, and in backward only those of its parameters that backward
-reads. Forward views and casts of a parameter that backward reads are computed again from the new gather. Gradients are
+reads. Forward views and casts of a parameter that backward reads are made again there, from the new gather. Gradients are
 summed over the dimensions of `Manifest.reduce_dims` and divided by the one `Manifest.grad_divisor`.
 Cost: 4 + 2 per parameter nodes a unit and direction, 4 + 2 per parameter a reduction.
 """
@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 from torch import fx
 
 from ep_fx.graph import ParallelGraph, ParameterSpec, Pass, Phase
+from ep_fx.passes._again import make_again_in_backward
 from ep_fx.passes._gather import Gather, gather_unit, padded
 from ep_fx.passes._reduce import reduce_unit
 from ep_fx.passes._uses import ParameterUses, Span, Travel, travels
@@ -50,6 +51,9 @@ class Fsdp(Pass):
     def apply(self, graph: ParallelGraph) -> None:
         """Works on all units; the graph's parameter placeholders become shards."""
         nodes = {spec.name: node for node, spec in graph.parameter_nodes().items()}
+        if graph.manifest.reshard_after_forward:
+            make_again_in_backward(graph, nodes)
+            graph.remove_dead_code()  # forward views that only backward read, and now makes again
         uses = ParameterUses(graph, nodes)
         regions = travels(graph)
         experts = {name for region in graph.manifest.regions for name in region.parameters}
@@ -60,7 +64,6 @@ class Fsdp(Pass):
         full = {name: node.meta.get("val") for name, node in nodes.items()}
         for gather in gathers:
             gather_unit(graph, gather, nodes, uses, full)
-        graph.remove_dead_code()  # forward views that only backward read, and now computes again
         _set_shard_values(graph, nodes)
         gradients, reduced = graph.gradients, dict[str, fx.Node]()
         for members in graph.manifest.units.values():
