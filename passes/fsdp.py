@@ -5,8 +5,8 @@
              ...  r = reduce_grad([grad]) [s] = scale_grad(reduce_grad_wait(r), data ranks)  return y, s
 
 A unit is gathered as one collective, once in each direction, and in backward only those of its parameters that backward
-reads. Forward views and casts of a parameter that backward reads are made again there, from the new gather. Gradients are
-summed over the dimensions of `Manifest.reduce_dims` and divided by the one `Manifest.grad_divisor`.
+reads. Forward views and casts of a parameter that backward reads are made again there, from the new gather.
+Gradients are summed over the dimensions of `Manifest.reduce_dims` and divided by the one `Manifest.grad_divisor`.
 Cost: 4 + 2 per parameter nodes a unit and direction, 4 + 2 per parameter a reduction.
 """
 

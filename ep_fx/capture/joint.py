@@ -103,7 +103,7 @@ def trace_joint(
     tensors, symbols, static = fake_inputs(inputs, device, mode, key, real_sizes)
     step = _Step(model, list(fake_parameters), list(fake_buffers), inputs, gradients)
     flat = (*fake_parameters.values(), *fake_buffers.values(), *tensors)
-    modes = _tracing(mode, gradients, whole_attention)
+    modes = _tracing(model, mode, gradients, whole_attention)
     with untouched(model), install(experts), without_caches(model), counted_positions(), modes:
         try:
             module = make_fx(step, record_stack_traces=True)(*flat)
@@ -121,7 +121,7 @@ def outside_modes() -> Iterator[None]:
 
 
 @contextmanager
-def _tracing(mode: FakeTensorMode, gradients: bool, whole_attention: bool) -> Iterator[None]:
+def _tracing(model: nn.Module, mode: FakeTensorMode, gradients: bool, whole_attention: bool) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mode)
         stack.enter_context(tracing(TracingContext(mode)))
@@ -135,7 +135,7 @@ def _tracing(mode: FakeTensorMode, gradients: bool, whole_attention: bool) -> It
             stack.enter_context(WholeAttention())
         stack.enter_context(BoundedCounts())
         stack.enter_context(without_checkpoints())
-        stack.enter_context(without_idle_conversions())
+        stack.enter_context(without_idle_conversions(model))
         yield
 
 

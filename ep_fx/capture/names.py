@@ -122,6 +122,14 @@ def _source(trace: str | None) -> str | None:
 
 def user_frame(error: BaseException) -> str | None:
     """``file:line`` of the innermost frame of the user's code in the traceback of `error`."""
-    frames = traceback.extract_tb(error.__traceback__)
+    return _innermost(traceback.extract_tb(error.__traceback__))
+
+
+def running_line() -> str | None:
+    """``file:line`` of the innermost frame of the user's code that is running."""
+    return _innermost(traceback.extract_stack())
+
+
+def _innermost(frames: traceback.StackSummary) -> str | None:
     own = [f"{f.filename}:{f.lineno}" for f in frames if not any(part in f.filename for part in _INNER)]
     return own[-1] if own else None

@@ -45,12 +45,13 @@ def test_backward_makes_the_cast_and_frees_the_weight_before_it_computes(dtype: 
         module = ep_fx.transform(Normed(viewed).to(dtype), mesh, example_inputs=(torch.zeros(6, 8, dtype=dtype),))
         graph = module.graph
     backward = [node for node in graph if is_backward(node)]
-    casts = [n for n in backward if n.target is torch.ops.aten._to_copy.default and "scale" in n.all_input_nodes[0].name]
+    copies = [n for n in backward if n.target is torch.ops.aten._to_copy.default]
+    casts = [n for n in copies if "scale" in n.all_input_nodes[0].name]
     assert len(casts) == 1
     after = next(n for n in backward[backward.index(casts[0]) :] if role_of(n) is Role.RESHARD)
     assert casts[0].all_input_nodes[0] in after.all_input_nodes
     between = backward[backward.index(casts[0]) + 1 : backward.index(after)]
-    assert between == [], between
+    assert between == []
 
 
 def test_the_pattern_of_cohere2_moe_a_norm_in_fp32_after_a_tied_embedding() -> None:
