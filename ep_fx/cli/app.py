@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import os
 import sys
@@ -10,14 +11,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated
 
+import torch
 import typer
 
 from ep_fx.cli.bench import bench
 from ep_fx.cli.diff import diff
 from ep_fx.cli.doctor import doctor
 from ep_fx.cli.explain import explain
-from ep_fx.cli.failure import MEANING, Code, FailedError
-from ep_fx.cli.output import print_json, print_text
+from ep_fx.cli.failure import MEANING, Code, FailedError, OutputError
+from ep_fx.cli.output import drop_output, flush, print_json, print_text
 from ep_fx.cli.transform import transform
 from ep_fx.cli.verify import verify
 from ep_fx.cli.view import view
@@ -38,8 +40,21 @@ for _command in COMMANDS:
     app.command()(_command)
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        try:
+            own = importlib.metadata.version("ep_fx")
+        except importlib.metadata.PackageNotFoundError:
+            own = "of a checkout that is not installed"
+        print_text(f"ep-fx {own}, torch {torch.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def _common(
+    version: Annotated[
+        bool, typer.Option("--version", help="print the versions of ep_fx and torch", is_eager=True, callback=_version)
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="show the trace of an error; may stand anywhere")] = False,
 ) -> None:
     """Capture, explain, verify and picture MoE training steps: no weights, no device, one process."""
@@ -56,7 +71,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _torch_logs(shown=debug or "TORCH_LOGS" in os.environ):
             result = app([part for part in given if part != "--debug"], prog_name="ep-fx", standalone_mode=False)
+        flush()
         return int(result or 0)
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # typer's answer to a closed pipe
+            drop_output()
+            return int(Code.PIPE)
+        return _failed(error, as_json="--json" in given, debug=debug)
     except Exception as error:
         if debug:
             traceback.print_exc()
@@ -77,16 +98,22 @@ def _torch_logs(shown: bool) -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _failed(error: Exception, as_json: bool, debug: bool) -> int:
-    code, message = _verdict(error)
-    if as_json:
-        print_json({"error": message, "exit_code": int(code)})
-    hint = " (--debug shows the trace)" if code in (Code.CAPTURE, Code.BUG) and not debug else ""
+def _failed(error: Exception | SystemExit, as_json: bool, debug: bool) -> int:
+    try:
+        code, message = _verdict(error)
+        if as_json and not isinstance(error, OutputError):
+            print_json({"error": message, "exit_code": int(code)})
+    except OutputError as lost:
+        code, message = lost.code, str(lost)
+    if code is Code.PIPE or not message:  # without arguments typer has shown its help
+        return int(code)
+    unforeseen = code in (Code.CAPTURE, Code.BUG) and not isinstance(error, OutputError)
+    hint = " (--debug shows the trace)" if unforeseen and not debug else ""
     print(f"ep-fx: {message}{hint}", file=sys.stderr)
     return int(code)
 
 
-def _verdict(error: Exception) -> tuple[Code, str]:
+def _verdict(error: Exception | SystemExit) -> tuple[Code, str]:
     """The exit code of an error, and what is said of it in one line."""
     if isinstance(error, FailedError):
         return error.code, str(error)

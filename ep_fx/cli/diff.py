@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ep_fx.cli import options as opt
-from ep_fx.cli.failure import Code
+from ep_fx.cli.failure import Code, FailedError
 from ep_fx.cli.output import Stages, print_json, print_table, print_text
 from ep_fx.explain import Table
 from ep_fx.graph import ParallelGraph, graph_difference, target_name
@@ -19,8 +20,8 @@ def diff(
     second: opt.SubjectArgument,
     mesh: opt.MeshOption = None,
     world: opt.WorldOption = None,
-    batch: opt.BatchOption = opt.DEFAULT_BATCH,
-    seq: opt.SeqOption = opt.DEFAULT_SEQ,
+    batch: opt.BatchOption = None,
+    seq: opt.SeqOption = None,
     dynamic: opt.DynamicOption = False,
     pipeline: opt.PipelineOption = None,
     second_pipeline: Annotated[
@@ -29,8 +30,13 @@ def diff(
     json: opt.JsonOption = False,
 ) -> int:
     """Compare two graphs; exit 1 where they differ. Names and source lines do not count."""
+    printed = [Path(subject).is_file() for subject in (first, second)]
+    if second_pipeline is not None and printed[1]:
+        raise FailedError(Code.INPUT, f"{second} is a printed graph, which has its passes: leave --second-pipeline out")
     options = opt.Options(mesh, world, batch, seq, dynamic, pipeline)
     other = opt.Options(mesh, world, batch, seq, dynamic, second_pipeline or pipeline)
+    if printed[0] != printed[1]:  # what is said of models is said of the one that is one
+        options, other = (opt.Options(None, world) if p else o for p, o in zip(printed, (options, other), strict=True))
     with Stages() as stages:
         graphs = tuple(opt.build(subject, how, stages).graph for subject, how in ((first, options), (second, other)))
         with stages.stage("compare"):

@@ -29,8 +29,8 @@ def explain(
         list[str] | None,
         typer.Option("--gradient", metavar="NAME", help="sums and divisor of its gradient (may be repeated)"),
     ] = None,
-    batch: opt.BatchOption = opt.DEFAULT_BATCH,
-    seq: opt.SeqOption = opt.DEFAULT_SEQ,
+    batch: opt.BatchOption = None,
+    seq: opt.SeqOption = None,
     dynamic: opt.DynamicOption = False,
     pipeline: opt.PipelineOption = None,
     sizes: Annotated[

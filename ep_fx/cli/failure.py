@@ -14,6 +14,7 @@ class Code(IntEnum):
     CAPTURE = 3
     BUG = 4
     STOPPED = 130
+    PIPE = 141
 
 
 MEANING = {
@@ -21,8 +22,9 @@ MEANING = {
     Code.BROKEN: "a rule is broken, the graphs differ, an MoE region has no kernel, or there is no NPU to run on",
     Code.INPUT: "the arguments, the file, the model's name or its config are wrong",
     Code.CAPTURE: "the model cannot be captured as one graph",
-    Code.BUG: "an error that ep-fx did not foresee; --debug shows its trace",
+    Code.BUG: "an error that ep-fx did not foresee (--debug shows its trace), or the output cannot be written",
     Code.STOPPED: "interrupted",
+    Code.PIPE: "whatever read the output has closed it, as head does; nothing is said",
 }
 """What each exit code says."""
 
@@ -38,3 +40,7 @@ class FailedError(Exception):
     def __init__(self, code: Code, message: str) -> None:
         self.code = code
         super().__init__(" ".join(message.split()))
+
+
+class OutputError(FailedError):
+    """Stdout takes nothing any more: a closed pipe, a full disk."""

@@ -60,7 +60,7 @@ def _from_folder(folder: Path, batch: int, seq: int) -> Loaded:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise FailedError(Code.INPUT, f"{folder}: {type(error).__name__}: {error}") from error
     return Loaded(model.train(), kwargs={"input_ids": _ids(batch, seq)})
 
@@ -70,7 +70,7 @@ def _from_callable(module: str, attribute: str, batch: int, seq: int) -> Loaded:
         sys.path.insert(0, "")  # as with python -m: modules of the current folder
     try:
         found: Any = importlib.import_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise FailedError(Code.INPUT, f"cannot import {module!r}: {type(error).__name__}: {error}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -80,7 +80,7 @@ def _from_callable(module: str, attribute: str, batch: int, seq: int) -> Loaded:
         found = getattr(found, part)
     try:
         made = found if isinstance(found, nn.Module) else found()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise FailedError(Code.INPUT, f"{module}:{attribute}() raised {type(error).__name__}: {error}") from error
     return _loaded(made, f"{module}:{attribute}", batch, seq)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +29,16 @@ MeshOption = Annotated[
     str | None, typer.Option("--mesh", metavar="SIZES", help="sizes of the mesh of a model, such as fsdp=64,ep=16")
 ]
 WorldOption = Annotated[
-    int | None, typer.Option("--world", metavar="N", help="number of ranks, to be sure that --mesh amounts to it")
+    int | None, typer.Option("--world", metavar="N", help="number of ranks, to be sure that the mesh amounts to it")
 ]
-BatchOption = Annotated[int, typer.Option("--batch", metavar="N", min=1, help="sequences of a micro-batch on a rank")]
-SeqOption = Annotated[int, typer.Option("--seq", metavar="N", min=1, help="tokens of a sequence")]
+DEFAULT_BATCH, DEFAULT_SEQ = 1, 4096
+BatchOption = Annotated[
+    int | None,
+    typer.Option("--batch", metavar="N", min=1, help=f"sequences of a micro-batch on a rank; default {DEFAULT_BATCH}"),
+]
+SeqOption = Annotated[
+    int | None, typer.Option("--seq", metavar="N", min=1, help=f"tokens of a sequence; default {DEFAULT_SEQ}")
+]
 DynamicOption = Annotated[
     bool, typer.Option("--dynamic", help="leave batch and sequence sizes free, as ep_fx.transform does (slower)")
 ]
@@ -45,7 +52,6 @@ JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object 
 OutputOption = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FILE", help="write to this file; its suffix says what")
 ]
-DEFAULT_BATCH, DEFAULT_SEQ = 1, 4096
 
 
 @dataclass(frozen=True)
@@ -54,11 +60,20 @@ class Options:
 
     mesh: str | None
     world: int | None
-    batch: int = DEFAULT_BATCH
-    seq: int = DEFAULT_SEQ
+    batch: int | None = None
+    seq: int | None = None
     dynamic: bool = False
     pipeline: str | None = None
     target: Literal["npu"] | None = None
+
+    @property
+    def of_models(self) -> tuple[str, ...]:
+        """The options that are given and say something about a model only."""
+        given = {
+            "--mesh": self.mesh, "--batch": self.batch, "--seq": self.seq, "--dynamic": self.dynamic or None,
+            "--pipeline": self.pipeline,
+        }  # fmt: skip
+        return tuple(name for name, value in given.items() if value is not None)
 
 
 @dataclass(frozen=True)
@@ -88,10 +103,15 @@ def build(subject: str, options: Options, stages: Stages, *, verified: bool = Fa
     """
     started = time.process_time()
     if Path(subject).is_file():
-        if options.mesh is not None:
-            raise FailedError(Code.INPUT, f"{subject} is a printed graph, which has its mesh: leave --mesh out")
+        if options.of_models:
+            said = f"{subject} is a printed graph, which has its mesh, sizes and passes"
+            raise FailedError(Code.INPUT, f"{said}: leave {', '.join(options.of_models)} out")
         with stages.stage(f"read {subject}"):
-            return Built(_read(Path(subject)), (), {"read": time.process_time() - started})
+            graph = _read(Path(subject))
+        ranks = math.prod(graph.manifest.mesh.sizes.values())
+        if options.world not in (None, ranks):
+            raise FailedError(Code.INPUT, f"{subject} is a graph for {ranks} ranks, --world says {options.world}")
+        return Built(graph, (), {"read": time.process_time() - started})
     if options.mesh is None:
         raise FailedError(Code.INPUT, f"{subject!r} is no file; a model needs --mesh, such as --mesh fsdp=2,ep=2")
     return _capture(subject, options, parse_mesh(options.mesh, options.world), stages, verified)
@@ -109,7 +129,7 @@ def _capture(subject: str, options: Options, sizes: dict[str, int], stages: Stag
     with fake_mesh(sizes) as mesh:
         start = clock()
         with stages.stage(f"load {subject}"):
-            loaded = load(subject, options.batch, options.seq)
+            loaded = load(subject, options.batch or DEFAULT_BATCH, options.seq or DEFAULT_SEQ)
         seconds["load"], start = clock() - start, clock()
         try:
             module = transform(
@@ -124,7 +144,7 @@ def _capture(subject: str, options: Options, sizes: dict[str, int], stages: Stag
                 module.prepare(*loaded.args, **loaded.kwargs)
             except (PassError, VerificationError):
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise FailedError(Code.CAPTURE, f"{subject}: {type(error).__name__}: {error}") from error
         program = module.programs[-1]
         records = program.records

@@ -6,6 +6,8 @@ Results go to stdout, progress and errors to stderr. A bar appears for work that
 from __future__ import annotations
 
 import json
+import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from torch import nn
 
+from ep_fx.cli.failure import Code, OutputError
 from ep_fx.explain import Table
 
 _PATIENCE = 2.0
@@ -23,12 +26,37 @@ _PATIENCE = 2.0
 
 def print_text(text: str) -> None:
     """Plain text, as it is."""
-    print(text, end="" if text.endswith("\n") else "\n")
+    _write(text if text.endswith("\n") else f"{text}\n")
 
 
 def print_json(value: Any) -> None:
     """One JSON object."""
-    print(json.dumps(value, indent=2))
+    _write(f"{json.dumps(value, indent=2)}\n")
+
+
+def flush() -> None:
+    """Writes what waits in stdout.
+
+    Raises:
+        OutputError: it takes nothing any more.
+    """
+    _write("")
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        drop_output()
+        code = Code.PIPE if isinstance(error, BrokenPipeError) else Code.BUG
+        raise OutputError(code, f"cannot write the output: {error.strerror}") from error
+
+
+def drop_output() -> None:
+    """Leads stdout nowhere, so that what waits in it is not tried again when Python ends."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def print_table(table: Table) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from ep_fx.cli import options as opt
+from ep_fx.cli.failure import Code, FailedError
 from ep_fx.cli.output import Stages, print_json, print_text
 from ep_fx.cli.view import check_suffix, write
 from ep_fx.explain.table import plain
@@ -18,14 +20,16 @@ def transform(
     mesh: opt.MeshOption = None,
     world: opt.WorldOption = None,
     output: opt.OutputOption = None,
-    batch: opt.BatchOption = opt.DEFAULT_BATCH,
-    seq: opt.SeqOption = opt.DEFAULT_SEQ,
+    batch: opt.BatchOption = None,
+    seq: opt.SeqOption = None,
     dynamic: opt.DynamicOption = False,
     pipeline: opt.PipelineOption = None,
     target: opt.TargetOption = None,
     json: opt.JsonOption = False,
 ) -> int:
     """Capture a model, run the passes, verify after each; print the graph, or write it with -o."""
+    if target is not None and Path(subject).is_file():
+        raise FailedError(Code.INPUT, f"{subject} is a printed graph, which was captured: leave --target out")
     if output is not None:
         check_suffix(output)
     with Stages() as stages:

@@ -23,8 +23,8 @@ def view(
     layer: Annotated[
         str | None, typer.Option("--layer", metavar="PATH", help="for .md: the block to show, such as model.layers.3")
     ] = None,
-    batch: opt.BatchOption = opt.DEFAULT_BATCH,
-    seq: opt.SeqOption = opt.DEFAULT_SEQ,
+    batch: opt.BatchOption = None,
+    seq: opt.SeqOption = None,
     dynamic: opt.DynamicOption = False,
     pipeline: opt.PipelineOption = None,
     json: opt.JsonOption = False,

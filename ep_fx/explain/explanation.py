@@ -13,7 +13,7 @@ from typing import Any
 from ep_fx.explain.gather import GatherAnswer, why_gather
 from ep_fx.explain.gradient import GradientAnswer, gradient_of
 from ep_fx.explain.lowering import LoweringAnswer, lowering_of
-from ep_fx.explain.names import Subject
+from ep_fx.explain.names import Subject, check_name
 from ep_fx.explain.rows import PeakRow, SavedRow, SyncRow, UnitRow, peak_rows, saved_rows, sync_rows, unit_rows
 from ep_fx.explain.table import Table, fold, plain
 from ep_fx.explain.waiters import WaitersAnswer, waiters_of
@@ -88,7 +88,9 @@ class Explanation:
 
         Raises:
             UnknownNameError: no such node, or no gather; the message says what was meant.
+            TypeError: the name is no text.
         """
+        check_name(name, "node", "unshard_2")
         return why_gather(self._subject, name)
 
     def waiters(self, name: str) -> WaitersAnswer:
@@ -96,7 +98,9 @@ class Explanation:
 
         Raises:
             UnknownNameError: no such node, or no collective; the message says what was meant.
+            TypeError: the name is no text.
         """
+        check_name(name, "node", "all_to_all_single_1")
         return waiters_of(self._subject, name)
 
     def gradient(self, name: str) -> GradientAnswer:
@@ -104,7 +108,9 @@ class Explanation:
 
         Raises:
             UnknownNameError: no such parameter, or one that is not trained.
+            TypeError: the name is no text.
         """
+        check_name(name, "parameter", "layers.0.weight")
         return gradient_of(self._subject, name)
 
     def lowering(self) -> LoweringAnswer:

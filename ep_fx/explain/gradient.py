@@ -90,13 +90,15 @@ class GradientAnswer:
 
 
 def gradient_of(subject: Subject, name: str) -> GradientAnswer:
-    """The answer for the parameter called `name`, or for the one whose name ends in ``.`` and `name`.
+    """The answer for the parameter called `name`, or whose name ends in ``.`` and `name`, or ``%p6`` in the text form.
 
     Raises:
         UnknownNameError: no such parameter, several that end so, or one that is not trained here.
     """
     manifest = subject.graph.manifest
-    spec = _parameter(manifest.names, name)
+    node = subject.nodes.get(name.strip().removeprefix("%"))
+    printed = None if node is None or name in manifest.names else subject.graph.parameter_nodes().get(node)
+    spec = printed or _parameter(manifest.names, name)
     name = spec.name
     if not spec.trainable:
         raise UnknownNameError(f"parameter {name!r} is frozen, or the graph has no backward: it has no gradient here")

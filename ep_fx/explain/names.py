@@ -132,5 +132,18 @@ def lookup(name: str, known: Mapping[str, T], what: str, suggest: Iterable[str] 
     if name in known:
         return known[name]
     options = list(dict.fromkeys(known if suggest is None else suggest))
-    near = difflib.get_close_matches(name, options, 5, 0.5) or options[:5]
-    raise UnknownNameError(f"the graph has no {what} {name!r}; did you mean {', '.join(near) or 'another graph'}?")
+    near = difflib.get_close_matches(name, options, 5)
+    some = f"it has {plural(len(options), what)}, such as {', '.join(options[:5])}" if options else "it has none"
+    hint = f"did you mean {', '.join(near)}?" if near else some
+    raise UnknownNameError(f"the graph has no {what} {name!r}; {hint}")
+
+
+def check_name(name: object, what: str, example: str) -> None:
+    """Raises where a name is no text.
+
+    Raises:
+        TypeError: what was expected, and what came.
+    """
+    if not isinstance(name, str):
+        kind = type(name).__name__
+        raise TypeError(f"expected the name of a {what} as text, such as {example!r}, got {name!r} of type {kind}")

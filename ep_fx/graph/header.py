@@ -243,6 +243,8 @@ def read_parameter(text: str, name: str, placeholder: str) -> tuple[ParameterSpe
     tp = None if match["tp"] is None else int(match["tp"])
     is_expert, dim, blocks = match["expert"] is not None, int(match["dim"] or 0), int(match["blocks"] or 1)
     layout = Layout(shape, full, is_expert, gather, dim, _cuts(match, full), tp, blocks)
+    if dim >= max(len(full), 1) or (tp is not None and tp >= len(full)):
+        raise ValueError(f"{list(full)} has no dimension {dim if tp is None else max(dim, tp)}")
     dtype = Reader(match["dtype"], {}).value()
     spec = ParameterSpec(name, placeholder, dtype, not match["frozen"], layout, _name(match["unit"]))
     return spec, bool(match["zero"])

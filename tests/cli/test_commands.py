@@ -173,3 +173,11 @@ def test_a_target_is_no_question(run: Run, printed: Path) -> None:
     said = run("explain", printed, "--target", "npu", "--gradient", "norm.weight")
     assert said.code == 2
     assert "--target is about the tables" in said.err
+
+
+def test_options_of_a_model_go_to_the_one_that_is_a_model(run: Run, printed: Path) -> None:
+    for subjects in ((printed, TINY), (TINY, printed)):
+        assert run("diff", *subjects, *MESH, "--world", "4").code == 0
+    assert run("diff", printed, TINY, *MESH, "--world", "8").code == 2
+    assert "leave --mesh out" in run("diff", printed, printed, *MESH).err
+    assert "leave --second-pipeline out" in run("diff", TINY, printed, *MESH, "--second-pipeline", "fsdp").err

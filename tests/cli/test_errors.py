@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import ep_fx
@@ -32,6 +36,7 @@ MODELS = "tests.cli.models"
         (("explain", f"{MODELS}:tinny", *MESH), 2, "has no 'tinny'; did you mean tiny"),
         (("explain", f"{MODELS}:number", *MESH), 2, "number gave (int); expected a model, (model, args)"),
         (("explain", f"{MODELS}:raising", *MESH), 2, "raising() raised RuntimeError: no such checkpoint"),
+        (("explain", f"{MODELS}:leaving", *MESH), 2, "models:leaving() raised SystemExit: 0"),
         (("explain", f"{MODELS}:tiny", "--mesh", "fsdp"), 2, "expected dimensions and sizes, such as fsdp=64,ep=16"),
         (("explain", f"{MODELS}:tiny", "--mesh", "fsdp=2,fsdp=2"), 2, "got 'fsdp=2'"),
         (("explain", f"{MODELS}:tiny", "--mesh", "dp=2"), 2, "mesh dimensions ['dp']"),
@@ -82,6 +87,55 @@ def test_a_printed_graph_takes_no_mesh(run: Run, printed: Path) -> None:
     assert (ran.code, "leave --mesh out" in ran.err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--batch", "2", "--dynamic"), "its mesh, sizes and passes: leave --batch, --dynamic out"),
+        (("--seq", "4096"), "leave --seq out"),
+        (("--pipeline", "fsdp"), "leave --pipeline out"),
+        (("--world", "8"), "is a graph for 4 ranks, --world says 8"),
+    ],
+)
+def test_what_says_nothing_of_a_printed_graph_is_refused(
+    run: Run, printed: Path, options: tuple[str, ...], message: str
+) -> None:
+    for command in ("verify", "explain", "bench"):
+        ran = run(command, printed, *options)
+        assert (ran.code, message in ran.err, len(ran.err.splitlines())) == (2, True, 1)
+    assert run("verify", printed, "--world", "4").code == 0
+
+
+def test_a_damaged_printed_graph_is_one_line(run: Run, printed: Path, tmp_path: Path) -> None:
+    path = tmp_path / "damaged.txt"
+    path.write_text(printed.read_text().replace("mesh fsdp 2 x ep 2", "mesh ep 2 x ep 2"))
+    ran = run("verify", path)
+    assert (ran.code, len(ran.err.splitlines()), "line 2: " in ran.err) == (2, 1, True)
+
+
+def test_a_model_that_leaves_the_process_is_told_in_json(run: Run) -> None:
+    ran = run("explain", f"{MODELS}:leaving", *MESH, "--json")
+    assert (ran.code, ran.json["exit_code"]) == (2, 2)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--json",)])
+@pytest.mark.parametrize(("full", "code"), [(True, Code.BUG), (False, Code.PIPE)])
+def test_an_output_that_takes_nothing_is_one_line_or_the_code_of_a_closed_pipe(
+    printed: Path, arguments: tuple[str, ...], full: bool, code: Code
+) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    out = os.open("/dev/full", os.O_WRONLY) if full else write
+    command = [sys.executable, "-m", "ep_fx.cli", "verify", str(printed), *arguments]
+    ran = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, check=False)
+    assert ran.returncode == code
+    assert ran.stderr == ("ep-fx: cannot write the output: No space left on device\n" if full else "")
+
+
+def test_a_name_that_is_near_none_is_answered_with_examples(run: Run, printed: Path) -> None:
+    ran = run("explain", printed, "--gradient", "nothere")
+    assert (ran.code, "did you mean" in ran.err, "such as embedding.weight" in ran.err) == (2, False, True)
+
+
 def test_an_unknown_node_is_answered_with_near_misses(run: Run, printed: Path) -> None:
     ran = run("explain", printed, "--why", "unshrd_1")
     assert (ran.code, "did you mean unshard_1" in ran.err) == (2, True)
@@ -128,13 +182,21 @@ def test_the_help_documents_every_exit_code(run: Run) -> None:
     assert ran.code == 0
     assert set(MEANING) == set(Code)
     for code in Code:
-        assert f"{code.value}: {MEANING[code]}" in ran.out
+        assert f"{code.value}: {MEANING[code]}" in " ".join(ran.out.split())
 
 
 def test_no_argument_is_help(run: Run) -> None:
     ran = run()
     assert ran.code == 2
     assert "Usage" in ran.out + ran.err
+    assert "ep-fx: " not in ran.out + ran.err
+
+
+def test_the_version(run: Run) -> None:
+    ran = run("--version")
+    assert ran.code == 0
+    assert ran.out.startswith("ep-fx ")
+    assert torch.__version__ in ran.out
 
 
 def test_the_installed_command_is_this_one() -> None:
@@ -142,5 +204,5 @@ def test_the_installed_command_is_this_one() -> None:
     assert 'ep-fx = "ep_fx.cli:main"' in text
     assert callable(main)
     assert [command.name or command.callback.__name__ for command in application.registered_commands] == [  # type: ignore[union-attr]
-        "transform", "explain", "verify", "view", "diff", "bench"
+        "transform", "explain", "verify", "view", "diff", "bench", "doctor"
     ]

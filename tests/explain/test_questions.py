@@ -191,6 +191,15 @@ def test_a_parameter_may_be_called_by_the_end_of_its_name_where_one_ends_so(step
         found.gradient("xperts.w1")
 
 
+def test_a_parameter_may_be_called_as_the_text_calls_it_and_a_name_is_text(step: ParallelGraph) -> None:
+    found = explain(step)
+    place = list(step.manifest.names).index(f"{EXPERTS}.w1")
+    assert found.gradient(f"%p{place}") == found.gradient(f"{EXPERTS}.w1")
+    for ask, given in ((found.why, None), (found.gradient, 3), (found.waiters, None)):
+        with pytest.raises(TypeError, match=rf"expected the name of a .* as text, such as .*, got {given} of type"):
+            ask(given)  # type: ignore[arg-type]
+
+
 def test_a_wrong_divisor_is_read_from_the_graph_beside_what_is_due(step: ParallelGraph) -> None:
     copy = step.copy()
     for node in copy.nodes(Role.SCALE_GRAD):

@@ -247,6 +247,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "layout": ("dim 0 cut 4 x 2", "dim 0 cut 4 by 2", "expected 'DTYPE\\[shape\\], dim"),
     "region": ("region block.experts: 4 experts", "region block.experts: experts", "expected 'region NAME"),
     "region of no rank": ("4 experts, unit", "4 experts over 0 ranks, unit", "no experts lie over 0 ranks"),
+    "dimension": ("f32[8, 8], dim 0", "f32[8, 8], dim 99999999999999999999", r"\[8, 8\] has no dimension 99999999"),
     "heading": ("mesh ", "mush ", "expected graph, sizes, mesh, groups"),
     "cut": ("  %relu = ", "# %relu = ", "no value %relu above"),
     "one line less": ("  ep_fx.reshard([%p0.full])", "# ", "the text says it has .* nodes, but shows"),
