@@ -91,6 +91,39 @@ def _copies(rank: int) -> None:
     assert twin.tolist() == [0, 5, 10]
 
 
+def _conjugates_and_negatives_that_are_views(rank: int) -> None:
+    """A view that stands for the conjugate, or the negative, of its memory: read, written, copied, differentiated."""
+    z = torch.tensor([1 + 2j, 3 - 4j])
+    x = z.to("npu")
+    views = {
+        "conj": (x.conj(), z.conj()),
+        "neg": (x.conj().imag, z.conj().imag),
+        "both": (torch._neg_view(x.conj()), -z.conj()),
+        "part": (x.conj()[1:], z.conj()[1:]),
+    }
+    assert [(v.is_conj(), v.is_neg()) for v, _ in views.values()] == [
+        (True, False), (False, True), (True, True), (True, False)
+    ]  # fmt: skip
+    for name, (view, want) in views.items():
+        for got in (view, view.cpu(), view * 1, view.clone(), view.resolve_conj().resolve_neg(), view.reshape(-1),
+                    torch.cat([view]), view.contiguous(), torch.empty_like(view).copy_(view)):  # fmt: skip
+            assert got.tolist() == want.tolist(), name
+    assert z.conj().to("npu").tolist() == z.conj().tolist()
+    assert torch._neg_view(z.real).to("npu").tolist() == [-1, -3]
+    assert torch.ones(2, dtype=z.dtype, device="npu").copy_(z.conj()).tolist() == z.conj().tolist()
+    x.conj().copy_(torch.tensor([5 + 6j, 7j]))
+    assert x.tolist() == [5 - 6j, -7j]
+    x.conj().imag.mul_(2)
+    assert x.tolist() == [5 - 12j, -14j]
+    leaf = z.to("npu").requires_grad_()
+    torch.view_as_real(leaf * leaf.detach().conj()).select(-1, 1).sum().backward()
+    host = z.clone().requires_grad_()
+    torch.view_as_real(host * host.detach().conj()).select(-1, 1).sum().backward()
+    assert leaf.grad is not None
+    assert host.grad is not None
+    assert leaf.grad.tolist() == host.grad.tolist()
+
+
 def _traces(rank: int) -> None:
     """A trace with fake tensors of the device runs on the device."""
 
@@ -155,7 +188,8 @@ def _is_watched(rank: int) -> None:
 
 PROBES = [
     _parameters_and_views, _autograd_and_adamw, _writes_in_place, _empty_tensors, _copies, _traces, _lists_of_tensors,
-    _autocast_of_the_cpu_is_none_of_its_own, _refuses_other_devices, _what_is_freed_is_nan, _is_watched,
+    _conjugates_and_negatives_that_are_views, _autocast_of_the_cpu_is_none_of_its_own, _refuses_other_devices,
+    _what_is_freed_is_nan, _is_watched,
 ]  # fmt: skip
 
 

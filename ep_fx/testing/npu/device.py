@@ -201,6 +201,8 @@ def _take_over_operators() -> None:
         library.impl(op, functools.partial(_fallback, op), "PrivateUse1")
     for op in _VIEWS:
         library.impl(op, functools.partial(_view, op), "PrivateUse1")
+    for key in ("Conjugate", "Negative"):  # PyTorch would write to a copy of a target that is such a view
+        library.impl(aten._copy_from.default, torch.library.fallthrough_kernel, key)
     _LIBRARIES.extend((everything, library))
 
 

@@ -2,9 +2,11 @@
 
 A tensor moves to the device as a DLPack capsule of a CPU tensor that is relabelled: PyTorch imports the device type
 "extension" as PrivateUse1. It has a data pointer of its own, so parameters, views, detach and autograd behave as on a
-device written in C++. Nothing is copied in either direction.
+device written in C++. Nothing is copied in either direction. A tensor that stands for the conjugate, or the negative,
+of its memory does so on the other side too.
 
-Private torch API used here, and only here: ``torch._C._to_dlpack`` and ``_from_dlpack``, and the layout of a capsule.
+Private torch API used here, and only here: ``torch._C._to_dlpack`` and ``_from_dlpack``, the layout of a capsule, and
+``torch._neg_view``.
 """
 from __future__ import annotations
 
@@ -24,6 +26,8 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes
 
 def to_device(tensor: Tensor) -> Tensor:
     """The tensor of ``npu:0`` on the memory of the CPU tensor `tensor`, without its history of autograd."""
+    if tensor.is_conj() or tensor.is_neg():  # DLPack has no word for either
+        return _read_alike(tensor, to_device(_read_alike(tensor, tensor.detach())))
     capsule = torch._C._to_dlpack(tensor.detach())
     managed = _pointer(capsule, b"dltensor")
     device = ctypes.cast(managed + ctypes.sizeof(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int32))  # behind `data`
@@ -38,9 +42,16 @@ def to_host(tensor: Tensor) -> Tensor:
     """The CPU tensor on the memory of the npu tensor `tensor`, with its sizes and strides."""
     storage = tensor.untyped_storage()
     if storage.nbytes() == 0 or tensor.numel() == 0:
-        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+        return _read_alike(tensor, torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype))
     memory = bytes_of(storage).untyped_storage()
-    return torch.empty(0, dtype=tensor.dtype).set_(memory, tensor.storage_offset(), tensor.size(), tensor.stride())
+    host = torch.empty(0, dtype=tensor.dtype).set_(memory, tensor.storage_offset(), tensor.size(), tensor.stride())
+    return _read_alike(tensor, host)
+
+
+def _read_alike(tensor: Tensor, other: Tensor) -> Tensor:
+    """A view of `other` that is conjugated, and negated, where `tensor` is: twice is none."""
+    other = other.conj() if tensor.is_conj() else other
+    return torch._neg_view(other) if tensor.is_neg() else other
 
 
 def bytes_of(storage: torch.UntypedStorage) -> Tensor:
