@@ -96,7 +96,110 @@ def test_there_are_seventeen_and_most_have_one_cause() -> None:
     }
 
 
+F32 = torch.float32
+HEADS, FEW = rows(2, 4, 8, 16), rows(2, 2, 8, 16)
+STATISTICS = {name: rows(2, 4, 8, 8, dtype=F32) for name in ("softmax_max", "softmax_sum")}
+
+
+def mask(*shape: int) -> Tensor:
+    return torch.empty(*shape, dtype=torch.bool, device="meta")
+
+
+def attention(**options: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return (HEADS, FEW, FEW, 4, "BNSD"), options
+
+
+def attention_grad(**options: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return (HEADS, FEW, FEW, HEADS, 4, "BNSD"), STATISTICS | {"attention_in": HEADS} | options
+
+
+def unpermute_grad(grad: Tensor, probs: Tensor | None, given: Tensor | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return (grad, ids(8), 8, torch.bfloat16, probs, False, None, given), {}
+
+
+def permute_grad(tokens: int, dtype: torch.dtype, top_k: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return (rows(8, 8), ids(8), tokens, dtype, top_k), {}
+
+
+BIAS, ANGLES = rows(2, 4, dtype=F32), rows(1, 1, 8, 16)
+MORE: dict[str, tuple[str, tuple[tuple[Any, ...], dict[str, Any]], Tensor | None, str]] = {
+    "experts of a bias": ("npu_grouped_matmul", gmm(rows(8, 8), rows(2, 8, 4), TWO, bias=[rows(3, 4, dtype=F32)]), None,
+                          "bias: one row for each local expert, got bias[0].shape[0] = 3"),
+    "columns of a bias": ("npu_grouped_matmul", gmm(rows(8, 8), rows(2, 8, 4), TWO, bias=[rows(2, 5, dtype=F32)]), None,
+                          "bias: the columns of the result, got bias[0].shape[1] = 5"),
+    "bias of an outer product": ("npu_grouped_matmul", gmm(rows(8, 6).t(), rows(8, 4), TWO, group_type=2, bias=[BIAS]),
+                                 rows(2, 6, 4), "bias: none for groups of the summed dimension, got one"),
+    "list of groups": ("npu_grouped_matmul", gmm(rows(8, 8), rows(2, 8, 4), [4, 4]),  # type: ignore[arg-type]
+                       None, "group_list: a tensor, whose values nobody waits for, got list [4, 4]"),
+    "columns of a product": ("npu_grouped_matmul", GOOD, rows(8, 9), "result: the columns of weight, got "),
+    "rows of a product": ("npu_grouped_matmul", GOOD, rows(7, 4), "result: the rows of x, got result.shape[0] = 7"),
+    "dtype of a product": ("npu_grouped_matmul", GOOD, rows(8, 4, dtype=F32), "result: the dtype of x, got"),
+    "sides of a product": ("npu_grouped_matmul", gmm(rows(8, 6).t(), rows(8, 4), TWO, group_type=2), rows(2, 4, 6),
+                                  "result: the columns of weight, got result.shape[2] = 6"),
+    "num_out_tokens": ("npu_moe_token_permute", ((rows(4, 8), ids(4, 2), 3), {}), None, "num_out_tokens: None, got"),
+    "tokens * topK": ("npu_moe_token_permute_grad_v2", permute_grad(4, torch.bfloat16, 3), None,
+                      "tokens_size_0: one index for each token and choice, tokens_size_0 * num_topK == "
+                      "sorted_indices.numel(), got tokens_size_0 * num_topK = 12"),
+    "topK 0": ("npu_moe_token_permute_grad_v2", permute_grad(4, torch.bfloat16, 0), None,
+               "num_topK: at least 1 experts a token (topK), got num_topK = 0"),
+    "dtype of the tokens": ("npu_moe_token_permute_grad_v2", permute_grad(4, torch.float32, 2), None,
+                            "tokens_dtype: the dtype of grad_permuted_tokens, got torch.float32 for torch.bfloat16"),
+    "rows to permute back": ("npu_moe_token_permute_grad_v2", ((rows(7, 8), ids(8), 4, torch.bfloat16, 2), {}), None,
+                             "grad_permuted_tokens: one row for each index, "),
+    "fewer rows than indices": ("npu_moe_token_unpermute", ((rows(7, 8), ids(8), rows(4, 2)), {}), None,
+                                "permuted_tokens: with probs, a row for each index, got 7 rows, 8 indices"),
+    "rows of gradients": ("npu_moe_token_unpermute_grad_v2", unpermute_grad(rows(5, 8), rows(4, 2), rows(8, 8)), None,
+                          "grad_unpermuted_tokens: one row for each token, got 5 rows, 4 tokens"),
+    "probs without rows": ("npu_moe_token_unpermute_grad_v2", unpermute_grad(rows(4, 8), rows(4, 2), None), None,
+                           "permuted_tokens: with probs, the rows that forward had, got probs without them"),
+    "columns of rows": ("npu_moe_token_unpermute_grad_v2", unpermute_grad(rows(4, 8), rows(4, 2), rows(8, 9)), None,
+                        "permuted_tokens: as many columns, "),
+    "number of rows": ("npu_moe_token_unpermute_grad_v2", unpermute_grad(rows(4, 8), rows(4, 2), rows(7, 8)), None,
+                       "permuted_tokens: its rows, "),
+    "dim of swiglu": ("npu_swiglu", ((rows(4, 8), 5), {}), None, "dim: a dimension of input, got dim 5 of 2-D"),
+    "rstd": ("npu_rms_norm_backward", ((rows(4, 8), rows(4, 8), rows(8), rows(3, 1, dtype=F32)), {}), None,
+             "rstd: one number for each norm, [.., 1], got float32[3, 1], input is bfloat16[4, 8]"),
+    "dy": ("npu_rms_norm_backward", ((rows(3, 8), rows(4, 8), rows(8), rows(4, 1, dtype=F32)), {}), None,
+           "dy: the shape of input, got bfloat16[3, 8]"),
+    "angles that differ": ("npu_rotary_mul", ((HEADS, ANGLES, rows(1, 1, 1, 16)), {}), None, "r2: the shape of r1"),
+    "angles of another sequence": ("npu_rotary_mul", ((HEADS, *[rows(1, 1, 9, 16)] * 2), {}), None,
+                                   "r1: of each other dimension 1 or the size of input, got bfloat16[1, 1, 9, 16]"),
+    "gradient to rotate": ("npu_rotary_mul_backward", ((rows(2, 4, 7, 16), HEADS, ANGLES, ANGLES), {}), None,
+                           "grad: the shape of input, got bfloat16[2, 4, 7, 16]"),
+    "mask": ("npu_fusion_attention", attention(atten_mask=mask(3, 3)), None,
+             "atten_mask: [S, T], or [B or 1, N or 1, S, T], where it is no packed triangle, got bool[3, 3]"),
+    "sequences of a mask": ("npu_fusion_attention",
+                            attention(atten_mask=mask(3, 1, 8, 8)), None,
+                            "got bool[3, 1, 8, 8] for [2, 4, 8, 8]"),
+    "dropout": ("npu_fusion_attention", attention(keep_prob=0.5), None, "keep_prob: 1.0, got 0.5"),
+    "pse": ("npu_fusion_attention", attention(pse=rows(1)), None, "padding_mask, pse: None, got pse"),
+    "sparse_mode": ("npu_fusion_attention", attention(sparse_mode=7), None, "or 3 or 4, got 7"),
+    "statistics": ("npu_fusion_attention_grad", attention_grad(softmax_sum=rows(1, dtype=F32)), None,
+                   "softmax_sum: [B, N, S, 8], got float32[1] for [2, 4, 8]"),
+    "no statistics": ("npu_fusion_attention_grad", attention_grad(softmax_max=None), None, "softmax_max: stated"),
+    "gradient of attention": ("npu_fusion_attention_grad", attention_grad(attention_in=FEW), None,
+                              "attention_in: the shape of query, got bfloat16[2, 2, 8, 16]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_sizes_that_do_not_fit_are_refused(name: str) -> None:
+    op, (args, kwargs), result, sentence = MORE[name]
+    said = [str(finding) for finding in check(op, args, kwargs, result=result).broken]
+    assert any(sentence in text for text in said), said
+
+
 GOOD_CALLS = {
+    "attention": ("npu_fusion_attention", attention(atten_mask=mask(1, 4, 8, 8)),
+                  None),
+    "attention's gradient": ("npu_fusion_attention_grad", attention_grad(), None),
+    "unpermute's gradient": ("npu_moe_token_unpermute_grad_v2", unpermute_grad(rows(4, 8), rows(4, 2), rows(8, 8)),
+                             None),
+    "ungroup's gradient": ("npu_moe_token_unpermute_grad_v2", unpermute_grad(rows(8, 8), None, None), None),
+    "permute's gradient": ("npu_moe_token_permute_grad_v2", permute_grad(4, torch.bfloat16, 2), None),
+    "biased product": ("npu_grouped_matmul", gmm(rows(8, 8), rows(2, 8, 4), TWO, bias=[BIAS]), rows(8, 4)),
+    "norm's gradient": ("npu_rms_norm_backward", ((rows(4, 8), rows(4, 8), rows(8), rows(4, 1, dtype=F32)), {}),
+                        None),
     "permute": ("npu_moe_token_permute", ((rows(4, 8), ids(4, 2)), {}), None),
     "regroup": ("npu_moe_token_permute", ((rows(4, 8), ids(4)), {}), None),
     "unpermute": ("npu_moe_token_unpermute", ((rows(8, 8), ids(8), rows(4, 2)), {}), rows(4, 8)),

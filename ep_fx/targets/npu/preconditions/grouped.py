@@ -79,6 +79,25 @@ def _bias(arguments: Arguments) -> Seen | None:
     return Seen(bias.dtype is _BIAS.get(x.dtype), f"{bias.dtype} for x of {x.dtype}")
 
 
+def _result_dtype(arguments: Arguments) -> Seen | None:
+    x, result = place(arguments, "x[0]"), place(arguments, "result")
+    if not isinstance(x, Tensor) or not isinstance(result, Tensor):
+        return None
+    wanted = arguments.get("output_dtype") or x.dtype
+    return Seen(result.dtype is wanted, f"{result.dtype}, of {wanted} it is")
+
+
+def _bias_of_rows(arguments: Arguments) -> Seen | None:
+    if arguments.get("group_type") != 2:
+        return None
+    return Seen(not arguments.get("bias"), "one")
+
+
+def _on_device(arguments: Arguments) -> Seen | None:
+    groups = arguments.get("group_list")
+    return None if groups is None else Seen(isinstance(groups, Tensor), f"{type(groups).__name__} {groups}")
+
+
 def _total(rows: Size) -> Callable[[Arguments], Seen | None]:
     """Sum of the groups against the rows: to be read only where the list holds numbers on the host."""
 
@@ -98,6 +117,7 @@ TOTAL = "all rows: the sizes of the groups add up to them"
 
 _groups = (
     _words.given("group_list", "a device tensor"),
+    _words.that("group_list", "a tensor, whose values nobody waits for", _on_device, "pass the counts as they are"),
     _words.dtype("group_list", torch.int64, remedy=_int64),
     _words.rank("group_list", 1),
     _words.at_least(dim("group_list", 0), 1, "groups"),
@@ -142,6 +162,21 @@ OPS = (
             _words.that("group_list", TOTAL, _for(0, _total(dim("x[0]", 0))), "pass rows and counts of one dispatch"),
             _words.that("group_list", TOTAL, _for(2, _total(dim("x[0]", 1))), "pass rows and counts of one dispatch"),
             _words.that("bias", "float16 for float16, else float32", _bias, "convert it"),
+            _words.rank("bias[0]", 2),
+            _words.that("bias", "one row for each local expert",
+                        _for(0, _equal(dim("bias[0]", 0), dim("weight[0]", 0))), "pass [E, N]"),
+            _words.that("bias", "the columns of the result",
+                        _for(0, _equal(dim("bias[0]", 1), dim("weight[0]", 2))), "pass [E, N]"),
+            _aclnn.that("bias", "none for groups of the summed dimension", _bias_of_rows, "leave it out"),
+            _words.that("result", "the columns of weight", _for(0, _equal(dim("result", 1), dim("weight[0]", 2))),
+                        "record what the product gives"),
+            _words.that("result", "the rows of x", _for(0, _equal(dim("result", 0), dim("x[0]", 0))),
+                        "record what the product gives"),
+            _aclnn.that("result", "the columns of weight", _for(2, _equal(dim("result", 2), dim("weight[0]", 1))),
+                        "record what the product gives"),
+            _aclnn.that("result", "the rows of x", _for(2, _equal(dim("result", 1), dim("x[0]", 0))),
+                        "record what the product gives"),
+            _words.that("result", "the dtype of x", _result_dtype, "record what the product gives"),
             _words.value("act_type", 0),
             _words.absent(*_QUANTISED),
         ),

@@ -4,8 +4,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ep_fx.targets.npu.preconditions.build import FLOATS, INDICES, Op, Size, Words, count, dim, number, numel, place
-from ep_fx.targets.npu.preconditions.condition import Arguments, Seen
+from ep_fx.targets.npu.preconditions.build import (
+    FLOATS,
+    INDICES,
+    Op,
+    Size,
+    Words,
+    count,
+    dim,
+    number,
+    numel,
+    place,
+    product,
+)
+from ep_fx.targets.npu.preconditions.condition import Arguments, Look, Seen
 
 MAX_INDICES, MAX_TOP_K, MAX_EXPERTS = 16777215, 512, 10240
 _words = Words("torch_npu 2.13.0 _op_plugin_docs.py")
@@ -37,6 +49,38 @@ def _every_choice(arguments: Arguments) -> Seen | None:
         return None
     tokens, top_k = probs.shape
     return Seen(tokens * top_k == indices.shape[0], f"{tokens} tokens * {top_k}, {indices.shape[0]} indices")
+
+
+def _enough_rows(arguments: Arguments) -> Seen | None:
+    """With probs, each index has a row; there may be more, which nobody reads."""
+    rows, indices = place(arguments, "permuted_tokens"), place(arguments, "sorted_indices")
+    if place(arguments, "probs") is None or not isinstance(rows, Tensor) or not isinstance(indices, Tensor):
+        return None
+    return Seen(rows.shape[0] >= indices.shape[0], f"{rows.shape[0]} rows, {indices.shape[0]} indices")
+
+
+def _rows_for_probs(arguments: Arguments) -> Seen | None:
+    """The gradient of probs is made of the rows."""
+    if place(arguments, "probs") is None:
+        return None
+    return Seen(place(arguments, "permuted_tokens") is not None, "probs without them")
+
+
+def _gradients(arguments: Arguments) -> Seen | None:
+    """One row of gradients for each token: of probs, or without them of each index."""
+    grad, probs, indices = (place(arguments, n) for n in ("grad_unpermuted_tokens", "probs", "sorted_indices"))
+    tokens = indices if probs is None else probs
+    if not isinstance(grad, Tensor) or not isinstance(tokens, Tensor):
+        return None
+    return Seen(grad.shape[0] == tokens.shape[0], f"{grad.shape[0]} rows, {tokens.shape[0]} tokens")
+
+
+def _dtype_argument(name: str, tensor: str) -> Look:
+    def look(arguments: Arguments) -> Seen | None:
+        wanted, given = arguments.get(name), place(arguments, tensor)
+        return Seen(wanted is given.dtype, f"{wanted} for {given.dtype}") if isinstance(given, Tensor) else None
+
+    return look
 
 
 def _active_range(arguments: Arguments) -> Seen | None:
@@ -72,6 +116,7 @@ OPS = (
             _words.equal(dim("indices", 0), dim("tokens", 0), "one row of ids for each token"),
             _words.below(numel("indices"), MAX_INDICES, "indices"),
             _words.at_most(dim("indices", 1), MAX_TOP_K, "experts a token (topK)"),
+            _words.absent("num_out_tokens"),
             _padded,
         ),
     ),
@@ -82,7 +127,13 @@ OPS = (
             _words.dtype("grad_permuted_tokens", *FLOATS),
             _words.rank("grad_permuted_tokens", 2),
             *_sorted,
+            _words.at_least(number("num_topK"), 1, "experts a token (topK)"),
             _words.at_most(number("num_topK"), MAX_TOP_K, "experts a token (topK)"),
+            _words.equal(product(number("tokens_size_0"), number("num_topK")), numel("sorted_indices"),
+                         "one index for each token and choice"),
+            _words.equal(dim("grad_permuted_tokens", 0), numel("sorted_indices"), "one row for each index"),
+            _words.that("tokens_dtype", "the dtype of grad_permuted_tokens",
+                        _dtype_argument("tokens_dtype", "grad_permuted_tokens"), "convert the result"),
             _padded,
         ),
     ),
@@ -97,6 +148,7 @@ OPS = (
                         "pass probs for topK > 1"),
             _aclnn.that("probs", "without probs topK is 1, one row of the result for each index", _single,
                         "pass probs for topK > 1: nothing is added up without them"),
+            _words.that("permuted_tokens", "with probs, a row for each index", _enough_rows, "pass all of the rows"),
             *_unpermuted,
         ),
     ),
@@ -111,6 +163,13 @@ OPS = (
             _words.dtype("permuted_tokens", *FLOATS),
             _words.rank("permuted_tokens", 2),
             _words.same_dtype("permuted_tokens", "grad_unpermuted_tokens"),
+            _words.that("permuted_tokens", "with probs, the rows that forward had", _rows_for_probs, "pass them"),
+            _words.equal(dim("permuted_tokens", 0), number("permuted_tokens_size_0"), "its rows"),
+            _words.equal(dim("permuted_tokens", 1), dim("grad_unpermuted_tokens", 1), "as many columns"),
+            _words.equal(number("permuted_tokens_size_0"), numel("sorted_indices"), "one row for each index"),
+            _words.that("permuted_tokens_dtype", "the dtype of grad_unpermuted_tokens",
+                        _dtype_argument("permuted_tokens_dtype", "grad_unpermuted_tokens"), "convert the result"),
+            _words.that("grad_unpermuted_tokens", "one row for each token", _gradients, "pass those of the result"),
             *_unpermuted,
         ),
     ),
