@@ -64,20 +64,24 @@ def _check(
         known[node] = result
         return
     facts.checked += 1
-    if (difference := _difference(result, known[node], names)) is not None:
-        yield Violation(node, f"recorded: {difference[1]}", f"computed: {difference[0]}", "record what the node gives")
+    if (found := difference(result, known[node], names)) is not None:
+        yield Violation(node, f"recorded: {found[1]}", f"computed: {found[0]}", "record what the node gives")
 
 
-def _difference(new: Any, old: Any, names: dict[sympy.Symbol, sympy.Expr]) -> tuple[str, str] | None:
-    """Texts of what was computed and what was recorded, None where they agree."""
+def difference(
+    new: Any, old: Any, names: dict[sympy.Symbol, sympy.Expr], *, strides: bool = True
+) -> tuple[str, str] | None:
+    """Texts of what was computed and what was recorded, None where they agree (in `strides` too)."""
     if isinstance(new, (list, tuple)) and isinstance(old, (list, tuple)):
         if len(new) != len(old):
             return f"{len(new)} results", f"{len(old)} results"
-        return next((d for a, b in zip(new, old, strict=True) if (d := _difference(a, b, names)) is not None), None)
+        pairs = zip(new, old, strict=True)
+        found = (difference(a, b, names, strides=strides) for a, b in pairs)
+        return next((d for d in found if d is not None), None)
     if isinstance(new, torch.Tensor) and isinstance(old, torch.Tensor):
         same = (new.dtype, new.device, new.dim()) == (old.dtype, old.device, old.dim())
         same = same and all(_same(a, b, names) for a, b in zip(new.shape, old.shape, strict=True))
-        same = same and (_is_empty(old) or _same_strides(new, old, names))
+        same = same and (not strides or _is_empty(old) or _same_strides(new, old, names))
         return None if same else (_text(new), _text(old))
     return None if _same(new, old, names) else (repr(new), repr(old))
 

@@ -17,7 +17,7 @@ from ep_fx import EPModule
 from ep_fx.graph import ParallelGraph, Phase, Role, is_collective, is_mutation, role_of
 from ep_fx.targets.npu.coverage import FALLBACKS, Kind, coverage, require_kernels
 from ep_fx.targets.npu.kernels import COMPOSITIONS, KERNELS
-from ep_fx.verify.types import _difference
+from ep_fx.verify.types import difference
 from tests.models.hand_moe import HandMoE, tokens_for
 from tests.models.listed import InModel, SplitSorted, tokens_of
 from tests.models.tiny_moe import token_ids
@@ -129,7 +129,7 @@ def _differences(graph: ParallelGraph) -> list[str]:
             arguments = pytree.tree_map(lambda a: known.get(a, a) if isinstance(a, torch.fx.Node) else a, node.args)
             result = node.target(*arguments)  # type: ignore[operator]
             compared += 1
-            if (difference := _difference(result, known[node], names)) is not None:
-                found.append(f"%{node.name}: {difference}")
+            if (other := difference(result, known[node], names)) is not None:
+                found.append(f"%{node.name}: {other}")
     assert compared >= 4
     return found

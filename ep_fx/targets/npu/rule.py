@@ -20,9 +20,12 @@ from ep_fx.targets.npu.kernels import KERNELS
 from ep_fx.targets.npu.kernels.context import dispatch_context
 from ep_fx.targets.npu.kernels.exchange import exchange_context, npu_alltoallv_gmm
 from ep_fx.targets.npu.kernels.matmul import rest_counted
+from ep_fx.targets.npu.places import on_device
 from ep_fx.targets.npu.preconditions import Checked, Finding
 from ep_fx.targets.npu.preconditions.grouped import TOTAL
-from ep_fx.verify import Facts, Report, Rule, Violation, rule, run_rule
+from ep_fx.targets.npu.rows import rows
+from ep_fx.targets.npu.types import kernel_types
+from ep_fx.verify import RULES, Facts, Report, Rule, Violation, rule, run_rule
 
 _FUNCTIONS = frozenset(map(id, KERNELS.values()))
 _COUNTS: dict[Any, int] = {
@@ -30,6 +33,9 @@ _COUNTS: dict[Any, int] = {
 }  # fmt: skip
 """Place of the counts in what hands out rows; in place 0 stands something with as many rows as were handed out, but in
 the last, whose rows only the kernels have that exchange them."""
+KEPT = ("order", "live", "ep-order", "reduce-once", "divisor", "saved", "wait")
+"""Rules of the verifier that a lowering keeps: they speak of memory, collectives and gradients. The others read the
+dialect's own operators, which are replaced, or where an exchange stands; they run on the graph before."""
 aten = torch.ops.aten
 _SAME = frozenset({aten._to_copy.default, aten.clone.default, aten.alias.default, aten.detach.default})
 
@@ -48,7 +54,7 @@ def target(soc: str | None) -> Rule:
 
 
 def check_target(graph: ParallelGraph, soc: str | None = None) -> Report:
-    """Holds a lowered graph against the rule.
+    """Holds a lowered graph against this rule, the others of the target, and those of all graphs that hold for it too.
 
     Args:
         soc: the chip, ``"A2"`` or ``"A3"``; None: not known, and what depends on it is left to the run.
@@ -56,7 +62,9 @@ def check_target(graph: ParallelGraph, soc: str | None = None) -> Report:
     Returns:
         The report; its `raise_if_broken` names node, module and line of the source.
     """
-    return Report(graph, (run_rule(target(soc), Facts(graph)),))
+    facts = Facts(graph)
+    rules = (target(soc), kernel_types, rows, on_device, *(RULES[name] for name in KEPT))
+    return Report(graph, tuple(run_rule(each, facts) for each in rules))
 
 
 def run_time_conditions(graph: ParallelGraph) -> dict[fx.Node, tuple[Finding, ...]]:
@@ -108,20 +116,20 @@ def covers_all(product: fx.Node) -> bool:
     if not isinstance(x, fx.Node) or not isinstance(counts, fx.Node):
         return False
     group_type = product.args[4] if len(product.args) > 4 else product.kwargs.get("group_type", 0)
-    rows = _size(x, 1 if group_type == 2 else 0)
+    total = _size(x, 1 if group_type == 2 else 0)
     while counts.target in _SAME and isinstance(counts.args[0], fx.Node):
         counts = counts.args[0]
     source = counts.args[0] if counts.args else None
     if counts.target is rest_counted:
         completed = counts.args[1]
-        return isinstance(completed, fx.Node) and _size(completed, 0) == rows
+        return isinstance(completed, fx.Node) and _size(completed, 0) == total
     if counts.target is not operator.getitem or not isinstance(source, fx.Node):
         return False
     if counts.args[1] != _COUNTS.get(source.target):
         return False
     if source.target is exchange_context:
-        return any(_size(received, 0) == rows for received in _received(source))
-    return any(_size(user, 0) == rows for user in source.users if user.args[1:] == (0,))
+        return any(_size(received, 0) == total for received in _received(source))
+    return any(_size(user, 0) == total for user in source.users if user.args[1:] == (0,))
 
 
 def _received(context: fx.Node) -> Iterator[fx.Node]:

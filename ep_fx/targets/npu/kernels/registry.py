@@ -91,7 +91,14 @@ def _with_twin(function: Callable[..., Any], fake: Callable[..., Any]) -> Callab
             return fake(*args, **kwargs)
         return function(*args, **kwargs)
 
+    twin.fake = fake  # type: ignore[attr-defined]
     return twin
+
+
+def types_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What gives the types of the results of `function` on fake tensors: its twin, or itself where it has none."""
+    found: Callable[..., Any] = getattr(function, "fake", function)
+    return found
 
 
 def is_empty(tensor: torch.Tensor) -> bool:
