@@ -66,6 +66,7 @@ def explain(
             facts = found.to_dict() if json and not answers else None
             if facts is not None and lowered is not None:
                 facts["lowering"] = lowered.to_json()
+                facts["run_time_conditions"] = lowered.conditions_to_json()
     left = lowered is not None and not lowered.is_covered
     if json:
         print_json(facts or {"answers": [answer.to_json() for answer in answers]})

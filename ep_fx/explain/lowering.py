@@ -5,18 +5,48 @@ The graph is lowered on a copy, on any machine: neither torch_npu nor a device i
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ep_fx.explain.table import Table, plain
-from ep_fx.graph import ParallelGraph, Phase
+from ep_fx.explain.table import Table, fold, plain
+from ep_fx.graph import ParallelGraph, Phase, info_of
+from ep_fx.graph.names import value_names
+from ep_fx.graph.operators import target_text
+from ep_fx.graph.places import Places
 from ep_fx.graph.texts import plural, source_text
 from ep_fx.targets import npu
 from ep_fx.targets.npu.coverage import FALLBACKS, Kind, Row
 
+_OF_THE_RUN = re.compile(r"\bz?u\d+\b")
 _TOGETHER = {Kind.ATEN: "operators of ATen", Kind.HOST: "sizes, elements of results"}
 """Kinds of which a table shows the number alone."""
+
+
+@dataclass(frozen=True)
+class RunTimeCondition:
+    """What a kernel demands of sizes that only a run knows.
+
+    Args:
+        node, target: its name in the printed graph, and the kernel.
+        expected: the argument, and what it must be.
+        limit, unit: the number in it; None and empty where there is none.
+        size: which size decides, as the graph has it.
+        document: where this stands.
+        module, source: where the node comes from.
+    """
+
+    node: str
+    target: str
+    expected: str
+    limit: int | None
+    unit: str
+    size: str
+    document: str
+    module: str | None
+    source: str | None
 
 
 @dataclass(frozen=True)
@@ -25,9 +55,11 @@ class LoweringAnswer:
 
     Args:
         rows: one for each node that calls something, in order.
+        conditions: those that `transform` could not decide, in the order of their nodes.
     """
 
     rows: tuple[Row, ...]
+    conditions: tuple[RunTimeCondition, ...] = ()
 
     @property
     def fallbacks(self) -> tuple[Row, ...]:
@@ -48,9 +80,15 @@ class LoweringAnswer:
         found: list[dict[str, Any]] = plain(self.rows)
         return found
 
+    def conditions_to_json(self) -> list[dict[str, Any]]:
+        """The conditions of the run as JSON knows them."""
+        found: list[dict[str, Any]] = plain(self.conditions)
+        return found
+
     def tables(self) -> tuple[Table, ...]:
-        """How often what is called, and what is left."""
-        return (self._calls(), self._left()) if self.fallbacks else (self._calls(),)
+        """How often what is called, what is left, and what depends on the sizes of a run."""
+        left = (self._left(),) if self.fallbacks else ()
+        return (self._calls(), *left, *((self._at_run_time(),) if self.conditions else ()))
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.tables()))
@@ -79,6 +117,15 @@ class LoweringAnswer:
         columns = ("module", "node", "calls", "direction", "source", "inside", "why")
         return Table("left by the lowering", columns, tuple(rows), f"{plural(len(rows), 'node')} without a kernel")
 
+    def _at_run_time(self) -> Table:
+        counts = Counter(
+            (c.module or "-", c.target, c.expected, _OF_THE_RUN.sub("u", c.size), c.document) for c in self.conditions
+        )
+        rows = fold([(*columns, str(times)) for columns, times in counts.items()])
+        columns = ("module", "calls", "expected", "size", "stands in", "times")
+        note = "u: a size that the exchange of a run decides; s: one of the inputs"
+        return Table("conditions of the run", columns, rows, note)
+
 
 def _what(row: Row) -> str:
     return _TOGETHER.get(row.kind, row.target)
@@ -86,4 +133,17 @@ def _what(row: Row) -> str:
 
 def lowering_of(graph: ParallelGraph) -> LoweringAnswer:
     """Lowers a copy of `graph` and looks at what runs it."""
-    return LoweringAnswer(npu.coverage(npu.lower(graph)))
+    lowered = npu.lower(graph)
+    return LoweringAnswer(npu.coverage(lowered), tuple(_conditions(lowered)))
+
+
+def _conditions(graph: ParallelGraph) -> Iterator[RunTimeCondition]:
+    names = value_names(graph, Places(graph))
+    for node, findings in npu.run_time_conditions(graph).items():
+        info = info_of(node)
+        for finding in findings:
+            what, why = finding.expected, finding.condition
+            yield RunTimeCondition(
+                names[node], target_text(node.target), what, why.limit, why.unit, finding.got, why.source, info.fqn,
+                info.source,
+            )

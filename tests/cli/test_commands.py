@@ -151,6 +151,8 @@ def test_explain_for_a_target_lists_what_would_run(run: Run, printed: Path) -> N
     assert [row["target"] for row in text.json["lowering"]] == [row["target"] for row in model.json["lowering"]]
     shown = run("explain", printed, "--target", "npu").out
     assert "lowering to npu" in shown
+    assert "conditions of the run" in shown
+    assert {c["limit"] for c in model.json["run_time_conditions"]} >= {16777215}
     assert "all of it runs on the device" in shown
     assert "lowering to npu" not in run("explain", printed).out
 

@@ -14,7 +14,7 @@ from ep_fx.targets.npu.kernels import COMPOSITIONS, KERNELS
 from ep_fx.targets.npu.lower import lower
 from ep_fx.targets.npu.lowerings import GROUPED_MM
 from ep_fx.testing.synthetic import logical_step, parallel_step
-from tests.npu.lowered import layer_for_npu, tiny_for_npu
+from tests.npu.lowered import hf_for_npu, layer_for_npu, tiny_for_npu
 
 
 def test_a_region_is_all_that_lies_between_its_exchanges() -> None:
@@ -90,3 +90,20 @@ def test_explain_shows_it_for_any_graph() -> None:
     assert "left by the lowering" in str(found)
     with pytest.raises(FallbackError):
         found.require_kernels()
+
+
+def test_explain_shows_what_only_a_run_decides() -> None:
+    """Once for layers that are alike, and each node of its own as JSON."""
+    answer = ep_fx.explain(hf_for_npu("mixtral", torch.bfloat16, fsdp=2, ep=2)).lowering()
+    assert [table.title for table in answer.tables()] == ["lowering to npu", "conditions of the run"]
+    *_, table = answer.tables()
+    rows = [row for row in table.rows if row[1] == "npu.npu_moe_token_permute"]
+    assert [(row[0], row[2:4], row[5]) for row in rows if row[3] == "indices.numel() = u"] == [
+        ("model.layers.[0-1].mlp.experts (2x)", ("indices: below 16777215 indices", "indices.numel() = u"), "1")
+    ]
+    assert "16777215" in str(answer)
+    found = answer.conditions_to_json()
+    assert len(found) == len(answer.conditions) > len(table.rows)
+    (first,) = (c for c in found if c["target"] == "npu.npu_moe_token_permute" and c["size"] == "indices.numel() = u0")
+    assert (first["limit"], first["unit"], first["module"]) == (16777215, "indices", "model.layers.0.mlp.experts")
+    assert "modeling_mixtral.py" in first["source"]
