@@ -5,11 +5,12 @@ must meet: then all terms count once in one total, whatever else is in it.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+import torch
 from torch import fx
 
-from ep_fx.graph import ParallelGraph
+from ep_fx.graph import ParallelGraph, Role, role_of
 from ep_fx.targets.npu.patterns.match import Match
 from ep_fx.targets.npu.patterns.pattern import Pattern, is_sum
 
@@ -21,6 +22,9 @@ def place(pattern: Pattern, match: Match, outputs: Sequence[str], inputs: Sequen
     point = min((n for node in wanted.nodes if (n := match.nodes[node]) > latest), default=None)
     if point is None:
         return f"no node of it comes after %{latest.name}"
+    for node in inputs:
+        if (freed := next((f for f in _frees(node) if f < point), None)) is not None:
+            return f"%{freed.name} frees %{node.name} before"
     for name in outputs:
         terms = [match.nodes[t] for t in wanted.outputs[name]]
         if (early := next((u for t in terms for u in t.users if u < point), None)) is not None:
@@ -42,6 +46,13 @@ def replace(graph: ParallelGraph, pattern: Pattern, match: Match, outputs: Mappi
     for node in sorted(set(match.nodes.values()), reverse=True):
         if not node.users:
             graph.graph.erase_node(node)
+
+
+def _frees(node: fx.Node) -> Iterator[fx.Node]:
+    """What frees the memory of `node`, a gathered parameter or a view of one."""
+    while isinstance(node.target, torch._ops.OpOverload) and node.target.is_view and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return (user for user in node.users if role_of(user) is Role.RESHARD)
 
 
 def _meet(terms: Sequence[fx.Node]) -> bool:
