@@ -16,7 +16,7 @@ ARGUMENTS = {
     "tp without ep": ("ValueError", "plan['*.experts'] is ExpertTensorParallel()", "'ep', but the mesh has only"),
     "two styles": ("ValueError", "'blocks.1.moe.experts' is to be split over ['tp']", "over ['ep']"),
     "no cuda": ("ValueError", "'cuda' is not available", "'cpu'"),
-    "no npu": ("ValueError", "'npu' has no backend", ""),
+    "no npu": ("RuntimeError", "a mesh on npu needs torch_npu, which is not installed", "pip install 'ep_fx[npu]'"),
     "no mesh": ("TypeError", "DeviceMesh", "tuple"),
     "no module": ("TypeError", "torch.nn.Module", "builtin_function_or_method"),
     "no experts": ("ValueError", "no MoE experts were recognised in Linear", "'ep' has size 2"),

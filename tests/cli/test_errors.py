@@ -172,7 +172,7 @@ def test_a_pass_that_breaks_a_rule_ends_with_the_report(run: Run, monkeypatch: p
 
 
 def test_an_unforeseen_error_is_one_line_as_well(run: Run, printed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ep_fx, "explain", lambda graph: 1 / 0)
+    monkeypatch.setattr(ep_fx, "explain", lambda graph, sizes: 1 / 0)
     ran = run("explain", printed)
     assert (ran.code, ran.err) == (4, "ep-fx: ZeroDivisionError: division by zero (--debug shows the trace)\n")
 

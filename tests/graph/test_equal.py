@@ -40,7 +40,7 @@ EDITS: dict[str, tuple[Callable[[Step], None], str]] = {
     "argument": (edit("scores", lambda n: set_args(n.args[0], -2, False)(n)), "arguments"),
     "kind of argument": (edit("scores", lambda n: set_args(n.args[0], -1, 0)(n)), "arguments"),
     "kind of list": (edit("reshard_first_forward", lambda n: set_args(tuple(n.args[0]))(n)), "arguments"),
-    "keyword": (edit("act", lambda n: setattr(n, "kwargs", {"x": 1.0})), "arguments"),
+    "keyword": (edit("grad_h", lambda n: setattr(n, "kwargs", {"alpha": 2.0})), "arguments"),
     "edge": (edit("act", lambda n: set_args(n.args[0].args[0])(n)), "arguments"),
     "target": (edit("act", lambda n: setattr(n, "target", aten.neg.default)), "aten.relu.default and aten.neg.default"),
     "phase": (edit("act", lambda n: set_info(n, NodeInfo(Phase.BACKWARD))), "forward and backward"),
