@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: env  ## a tiny MoE on 4 local ranks: transform, verify, picture, train
 	$(BIN)/python examples/demo.py $(ARGS)
 
-test: env  ## the default suite, no device needed; budget: 12 minutes on 2 cores
+test: env  ## the default suite, no device needed; budget: 14 minutes on 2 cores
 	$(BIN)/python -m pytest -q -m "not slow and not gpu and not browser and not npu_sim and not npu_hardware" $(ARGS)
 
 test-all: env  ## everything, slow tests too (and GPU tests where there is one); budget: 30 minutes
