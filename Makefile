@@ -34,7 +34,7 @@ demo: env  ## a tiny MoE on 4 local ranks: transform, verify, picture, train
 test: env  ## the default suite, no device needed; budget: 14 minutes on 2 cores
 	$(BIN)/python -m pytest -q -m "not slow and not gpu and not browser and not npu_sim and not npu_hardware" $(ARGS)
 
-test-all: env  ## everything, slow tests too (and GPU tests where there is one); budget: 30 minutes
+test-all: env  ## everything, slow tests and all models too (and GPU tests where there is one); budget: 60 minutes
 	$(BIN)/python -m pytest -q $(ARGS)
 
 lint: env  ## ruff, mypy --strict, and the layers (import-linter)
